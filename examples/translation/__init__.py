@@ -1,0 +1,1 @@
+"""The paper's Transformer on real text: prepare, train, translate, score."""
