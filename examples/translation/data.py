@@ -17,7 +17,7 @@ Every length in this module counts the closing EOS.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -247,13 +247,21 @@ def _padded(side: Sentences, indices: np.ndarray) -> tuple[np.ndarray, np.ndarra
     return padded, lengths
 
 
-def write_ids(prefix: str | Path, sentences: Iterable[Sequence[int]], dtype: str) -> np.ndarray:
-    """Writes `prefix`.bin and `prefix`.idx.npy; returns the token counts, EOS not counted."""
-    lengths = []
-    with open(f"{prefix}.bin", "wb") as file:
-        for sentence in sentences:
-            np.asarray(sentence, dtype).tofile(file)
-            lengths.append(len(sentence))
-    counts = np.asarray(lengths, np.int64)
-    np.save(f"{prefix}.idx.npy", np.concatenate([[0], np.cumsum(counts)]).astype(np.int64))
-    return counts
+class IdWriter:
+    """Writes one side of a split, `prefix`.bin and `prefix`.idx.npy, sentence by sentence."""
+
+    def __init__(self, prefix: str | Path, dtype: str):
+        self._prefix, self._dtype = prefix, dtype
+        self._lengths: list[int] = []
+        self._file = open(f"{prefix}.bin", "wb")
+
+    def write(self, ids: Sequence[int]) -> None:
+        np.asarray(ids, self._dtype).tofile(self._file)
+        self._lengths.append(len(ids))
+
+    def close(self) -> int:
+        """Writes the index; returns the number of tokens, one EOS a sentence counted."""
+        self._file.close()
+        offsets = np.concatenate([[0], np.cumsum(self._lengths)]).astype(np.int64)
+        np.save(f"{self._prefix}.idx.npy", offsets)
+        return int(offsets[-1]) + len(self._lengths)

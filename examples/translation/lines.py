@@ -11,41 +11,46 @@ import gzip
 import lzma
 import re
 import unicodedata
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 _INVISIBLE = re.compile("[\u00ad\u200b\u2060\ufeff]")
 _CONTROL_OR_SPACE = re.compile(r"[\s\x00-\x1f\x7f-\x9f]+")
 
 
-def read_bytes(path: str | Path) -> bytes:
-    """The content of `path`, unpacked if its name ends in ``.gz`` or ``.xz``."""
-    path = Path(path)
-    data = path.read_bytes()
-    if path.suffix == ".gz":
-        return gzip.decompress(data)
-    if path.suffix == ".xz":
-        return lzma.decompress(data)
-    return data
+_BOM = b"\xef\xbb\xbf"
 
 
-def split_lines(data: bytes, name: str = "text") -> list[str]:
-    """UTF-8 `data` as its lines, without their ``\\n``; a last line without ``\\n`` counts too.
+def open_bytes(path: str | Path):
+    """`path` opened for reading bytes, unpacked if its name ends in ``.gz`` or ``.xz``."""
+    opener = {".gz": gzip.open, ".xz": lzma.open}.get(Path(path).suffix, open)
+    return opener(path, "rb")
 
-    Raises ValueError that names `name` and the line where the bytes are not UTF-8.
+
+def iter_lines(path: str | Path) -> Iterator[str]:
+    """The lines of a UTF-8 file without their ``\\n``; a last line without ``\\n`` counts too.
+
+    Raises ValueError that names the file and the line where the bytes are not UTF-8.
     """
-    lines = data.removeprefix(b"\xef\xbb\xbf").split(b"\n")
-    if lines[-1] == b"":
-        lines.pop()
-    try:
-        return [line.decode("utf-8") for line in lines]
-    except UnicodeDecodeError:
-        raise ValueError(f"{name} is not UTF-8 in line {_first_bad_line(lines)}") from None
+    with open_bytes(path) as file:
+        for number, line in enumerate(file, start=1):
+            if number == 1:
+                line = line.removeprefix(_BOM)
+            try:
+                yield line.removesuffix(b"\n").decode("utf-8")
+            except UnicodeDecodeError:
+                raise ValueError(f"{path} is not UTF-8 in line {number}") from None
 
 
 def read_lines(path: str | Path) -> list[str]:
-    """The lines of a UTF-8 file (plain, ``.gz`` or ``.xz``); see `split_lines`."""
-    return split_lines(read_bytes(path), str(path))
+    """All of `iter_lines`."""
+    return list(iter_lines(path))
+
+
+def count_lines(path: str | Path) -> int:
+    """The number of lines that `iter_lines` gives."""
+    with open_bytes(path) as file:
+        return sum(1 for _ in file)
 
 
 def write_lines(path: str | Path, lines: Iterable[str]) -> None:
@@ -64,12 +69,3 @@ def clean(text: str) -> str:
     """
     text = _INVISIBLE.sub("", unicodedata.normalize("NFC", text))
     return _CONTROL_OR_SPACE.sub(" ", text).strip()
-
-
-def _first_bad_line(lines: list[bytes]) -> int:
-    for number, line in enumerate(lines, start=1):
-        try:
-            line.decode("utf-8")
-        except UnicodeDecodeError:
-            return number
-    raise AssertionError("every line is UTF-8")

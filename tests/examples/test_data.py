@@ -14,6 +14,13 @@ from examples.translation import data
 VOCAB = 60
 
 
+def write_ids(prefix, sentences, dtype="uint16"):
+    writer = data.IdWriter(prefix, dtype)
+    for sentence in sentences:
+        writer.write(sentence)
+    return writer.close()
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     """A prepared folder of 200 random "sentences" of 0 to 29 tokens, without a test set."""
@@ -33,7 +40,7 @@ def folder(tmp_path_factory):
     )
     for side in ("src", "tgt"):
         ids = [random.integers(4, VOCAB, random.integers(0, 30)) for _ in range(200)]
-        data.write_ids(path / f"train.{side}", ids, "uint16")
+        write_ids(path / f"train.{side}", ids)
     splits = {"train": {"pairs": 200}}
     manifest = {
         "format": data.FORMAT,
@@ -85,7 +92,7 @@ def test_collate_equals_a_loop(pairs):
 
 def test_collate_of_empty_sentences(tmp_path):
     for side in ("a", "b"):
-        data.write_ids(tmp_path / side, [[], []], "uint16")
+        write_ids(tmp_path / side, [[], []])
     sides = [data.Sentences(tmp_path / side, "uint16") for side in ("a", "b")]
     batch = data.collate(data.ParallelIds(*sides), [0, 1])
     assert batch.source.tolist() == batch.target_out.tolist() == [[data.EOS], [data.EOS]]
@@ -94,7 +101,7 @@ def test_collate_of_empty_sentences(tmp_path):
 
 def test_wide_ids(tmp_path):
     ids = [[70_000, 5], [65_535]]
-    assert data.write_ids(tmp_path / "x", ids, "uint32").tolist() == [2, 1]
+    assert write_ids(tmp_path / "x", ids, "uint32") == 3 + 2
     sentences = data.Sentences(tmp_path / "x", "uint32")
     assert [s.tolist() for s in sentences] == ids
 
