@@ -1,0 +1,34 @@
+"""Fused attention, LayerNorm, softmax and cross entropy for PyTorch."""
+
+try:
+    import torch  # noqa: F401
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError(
+        "fastattn needs PyTorch 2.7 or newer, which is not installed: pip install torch"
+    ) from error
+
+from fastattn._dispatch import BackendError, explain, use_backend
+from fastattn.functional import (
+    AttentionOutput,
+    add_layer_norm,
+    dropout,
+    linear_cross_entropy,
+    scaled_dot_product_attention,
+    softmax,
+    varlen_attention,
+)
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "AttentionOutput",
+    "BackendError",
+    "add_layer_norm",
+    "dropout",
+    "explain",
+    "linear_cross_entropy",
+    "scaled_dot_product_attention",
+    "softmax",
+    "use_backend",
+    "varlen_attention",
+]

@@ -1,0 +1,63 @@
+"""The words of error messages: which argument, what was given, what is accepted."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+
+def describe(x: object) -> str:
+    """How a message shows an argument: a tensor as ``float32 (2, 8, 16, 64) on cpu``."""
+    if isinstance(x, Tensor):
+        return f"{str(x.dtype).removeprefix('torch.')} {tuple(x.shape)} on {x.device}"
+    return f"{type(x).__name__} {x!r}"
+
+
+def check_floating(name: str, x: Tensor) -> None:
+    if not isinstance(x, Tensor):
+        raise TypeError(f"{name} is {describe(x)}; a floating-point tensor is accepted")
+    if not x.is_floating_point():
+        raise TypeError(
+            f"{name} is {describe(x)}; float16, bfloat16, float32 or float64 is accepted"
+        )
+
+
+def check_like(name: str, x: Tensor, other_name: str, other: Tensor) -> None:
+    """``x`` must have the dtype and device of ``other``."""
+    check_floating(name, x)
+    if x.dtype != other.dtype:
+        raise TypeError(
+            f"{name} is {describe(x)} but {other_name} is {describe(other)}; "
+            "the same dtype is accepted"
+        )
+    check_device(name, x, other_name, other)
+
+
+def check_device(name: str, x: Tensor, other_name: str, other: Tensor) -> None:
+    if x.device != other.device:
+        raise ValueError(
+            f"{name} is on {x.device} but {other_name} is on {other.device}; "
+            "the same device is accepted"
+        )
+
+
+def check_probability(name: str, p: float) -> None:
+    if not 0.0 <= p <= 1.0:
+        raise ValueError(f"{name} is {p!r}; a number from 0 to 1 is accepted")
+
+
+def check_rng_state(rng_state: Tensor | None, dropout_p: float, like: Tensor) -> None:
+    if rng_state is None:
+        if dropout_p > 0:
+            raise ValueError(
+                f"rng_state is None with dropout_p {dropout_p}; an int64 [2] is accepted"
+            )
+        return
+    if not isinstance(rng_state, Tensor) or not _is_seed_and_offset(rng_state):
+        raise ValueError(
+            f"rng_state is {describe(rng_state)}; int64 (2,), holding seed and offset, is accepted"
+        )
+    check_device("rng_state", rng_state, "the input", like)
+
+
+def _is_seed_and_offset(x: Tensor) -> bool:
+    return str(x.dtype) == "torch.int64" and x.dim() == 1 and x.shape[0] == 2
