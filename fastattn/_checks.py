@@ -16,9 +16,7 @@ def check_floating(name: str, x: Tensor) -> None:
     if not isinstance(x, Tensor):
         raise TypeError(f"{name} is {describe(x)}; a floating-point tensor is accepted")
     if not x.is_floating_point():
-        raise TypeError(
-            f"{name} is {describe(x)}; float16, bfloat16, float32 or float64 is accepted"
-        )
+        raise TypeError(f"{name} is {describe(x)}; a floating-point tensor is accepted")
 
 
 def check_like(name: str, x: Tensor, other_name: str, other: Tensor) -> None:
@@ -49,7 +47,7 @@ def check_rng_state(rng_state: Tensor | None, dropout_p: float, like: Tensor) ->
     if rng_state is None:
         if dropout_p > 0:
             raise ValueError(
-                f"rng_state is None with dropout_p {dropout_p}; an int64 [2] is accepted"
+                f"rng_state is None with dropout_p {dropout_p}; int64 (2,) is accepted"
             )
         return
     if not isinstance(rng_state, Tensor) or not _is_seed_and_offset(rng_state):

@@ -1,9 +1,9 @@
 """Which backend runs a call.
 
 Every op offers backends by name; the order in which they are asked is one table by device
-(``backend_order``), changed by measurement. Each says ``why_not(...) -> str | None``; the first that
-answers None runs. The answer depends on nothing but the arguments and the backend asked for, so the
-forward and the backward of a call reach the same one.
+(``backend_order``), changed by measurement. Each says ``why_not(...) -> str | None``; the first
+that answers None runs. The answer depends on nothing but the arguments and the backend asked for,
+so the forward and the backward of a call reach the same one.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class BackendError(RuntimeError):
 
 @dataclass
 class Backend:
-    """One implementation of one op: ``why_not``, ``fwd`` and (for most) ``bwd``, loaded on first use."""
+    """An implementation of an op: ``why_not``, ``fwd`` and mostly ``bwd``, loaded on first use."""
 
     name: str
     module_name: str
@@ -53,7 +53,7 @@ class Backend:
 
 @dataclass
 class Explanation:
-    """What ``fastattn.explain`` found: per op the backend that runs, and why each other does not."""
+    """What ``fastattn.explain`` found: the backend that runs, and why each other one does not."""
 
     op: str = ""
     device: str = ""

@@ -1,7 +1,7 @@
 """Registration of ops with torch: schema, implementation, fake and autograd in one call.
 
-``torch.library.Library`` with ``define`` + ``impl`` is used rather than the ``custom_op`` decorator,
-whose calls cost about twice as much.
+``torch.library.Library`` with ``define`` + ``impl`` is used rather than the ``custom_op``
+decorator, whose calls cost about twice as much.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The random numbers of every dropout in fastattn: Philox4x32 with 7 rounds (Salmon et al., SC 2011).
+"""The random numbers of every dropout: Philox4x32 with 7 rounds (Salmon et al., SC 2011).
 
 This is the readable specification in plain PyTorch; each kernel computes the same bits. A mask is a
 pure function of ``rng_state`` and the position of an element, so it is recomputed in the backward
@@ -26,7 +26,7 @@ def draw_rng_state(device: torch.device) -> Tensor:
 
 
 def philox4x32(counter: list[Tensor], key: list[Tensor]) -> list[Tensor]:
-    """Four 32-bit words (as int64 tensors) for broadcastable int64 words ``counter`` [4], ``key`` [2]."""
+    """Four 32-bit words (in int64 tensors) for broadcastable words ``counter`` [4], ``key`` [2]."""
     c0, c1, c2, c3 = counter
     k0, k1 = key
     for _ in range(ROUNDS):
@@ -42,8 +42,8 @@ def keep_mask(
 ) -> Tensor:
     """Bool [..., columns]: which elements dropout keeps; ``...`` is the shape of word1 and word2.
 
-    The counter of column j is (j >> 2, word1, word2, offset), its word lane j & 3, and an element is
-    kept if that word >= floor(dropout_p * 2^32).
+    The counter of column j is (j >> 2, word1, word2, offset), its word lane j & 3, and an element
+    is kept if that word >= floor(dropout_p * 2^32).
     """
     seed, offset = rng_state[0], rng_state[1] & _WORD
     key = [seed & _WORD, (seed >> 32) & _WORD]
@@ -57,7 +57,7 @@ def keep_mask(
 def attention_keep_mask(
     rng_state: Tensor, dropout_p: float, shape: torch.Size, first_head: int = 0
 ) -> Tensor:
-    """Bool of ``shape`` [B, H, Lq, Lk]; the counter is (j >> 2, i, first_head + b * H + h, offset)."""
+    """Bool [B, H, Lq, Lk]; the counter is (j >> 2, i, first_head + b * H + h, offset)."""
     batch, heads, q_len, kv_len = shape
     device = rng_state.device
     query = torch.arange(q_len, dtype=torch.int64, device=device).expand(batch, heads, q_len)
@@ -66,7 +66,7 @@ def attention_keep_mask(
 
 
 def rowwise_keep_mask(rng_state: Tensor, dropout_p: float, shape: torch.Size) -> Tensor:
-    """Bool of ``shape``, whose last dimension is the row; the counter is (j >> 2, row, row >> 32, offset)."""
+    """Bool of ``shape``, a row its last dimension; counter (j >> 2, row, row >> 32, offset)."""
     columns = shape[-1] if shape else 1
     rows = shape[:-1].numel() if shape else 1
     row = torch.arange(rows, dtype=torch.int64, device=rng_state.device)

@@ -36,7 +36,7 @@ __all__ = [
 
 
 class AttentionOutput(NamedTuple):
-    """What attention returns with ``return_lse`` or ``return_weights``; what was not asked is None."""
+    """What attention returns with ``return_lse`` or ``return_weights``; the rest is None."""
 
     output: Tensor
     lse: Tensor | None = None
@@ -65,7 +65,7 @@ def scaled_dot_product_attention(
     The first eight arguments are those of ``torch.nn.functional.scaled_dot_product_attention``.
 
     Args:
-        query: [..., Hq, Lq, Dk], float16, bfloat16, float32 or float64; leading dimensions broadcast.
+        query: [..., Hq, Lq, Dk], floating; leading dimensions broadcast.
         key: [..., Hk, Lk, Dk].
         value: [..., Hk, Lk, Dv]; Dv may differ from Dk.
         attn_mask: broadcastable to [..., Hq, Lq, Lk]. bool: True may attend. Floating (the query's
@@ -74,7 +74,8 @@ def scaled_dot_product_attention(
         is_causal: query i sees no key after the diagonal; combined with every mask given.
         scale: default 1 / sqrt(Dk).
         enable_gqa: Hq may be a multiple of Hk; query head h reads key head h // (Hq / Hk).
-        key_padding_mask: [B, Lk]. bool: True is padding, ignored. Floating: added to that key's scores.
+        key_padding_mask: [B, Lk]. bool: True is padding, ignored. Floating: added to that key's
+            scores.
         causal_alignment: "top_left" (as torch) or "bottom_right", for causal and window, where
             Lq != Lk. Padding does not move the diagonal.
         window: (left, right): key j is visible to query i if i - left <= j <= i + right on the
@@ -327,7 +328,7 @@ def dropout(x: Tensor, p: float, *, rng_state: Tensor | None = None) -> Tensor:
 def _to_four_dims(
     query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None, tuple[int, ...] | None]:
-    """[B, H, L, D] each, the mask [1 or B, 1 or H, ...], and the shape to give back (None: as is)."""
+    """[B, H, L, D] each, the mask likewise, and the leading shape to give back (None: as is)."""
     for name, x in (("query", query), ("key", key), ("value", value)):
         check_floating(name, x)
         if x.dim() < 2:

@@ -1,4 +1,4 @@
-"""What ``attention`` and ``varlen_attention`` accept; shared by their fake and real implementations."""
+"""What attention accepts, padded or packed; shared by the fake and the real implementations."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def check_attention(
     kv_len = key.shape[2]
     if key.shape[0] != batch:
         raise ValueError(
-            f"key is {describe(key)} but query is {describe(query)}; the same batch size is accepted"
+            f"key is {describe(key)} but query is {describe(query)}; the same batch is accepted"
         )
     if value.shape[2] != kv_len:
         raise ValueError(

@@ -1,7 +1,7 @@
 """Attention by torch's own fused op, with the rows mended that it gets wrong.
 
-Used where no kernel of ours runs. torch keeps no log-sum-exp for us, so the backward runs its forward
-again; its dropout is not our Philox, so calls with dropout are left to the reference.
+Used where no kernel of ours runs. torch keeps no log-sum-exp for us, so the backward runs its
+forward again; its dropout is not our Philox, so calls with dropout are left to the reference.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from fastattn._philox import attention_keep_mask, keep_scale
 
 
 class AttentionConfig(NamedTuple):
-    """What is not a tensor. ``window_*``: -1 is unlimited; ``bottom_right``: the causal diagonal."""
+    """What is not a tensor. ``window_*``: -1 is unlimited; ``bottom_right``: of the diagonal."""
 
     scale: float
     is_causal: bool
@@ -45,8 +45,8 @@ def fwd(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """(output [B, Hq, Lq, Dv], lse [B, Hq, Lq], lse_low [B, Hq, Lq], weights [B, Hq, Lq, Lk]).
 
-    ``lse + lse_low`` is the log-sum-exp with its rounding error kept apart: scores of 1e6 leave no
-    bits for the logarithm in one number, and the backward needs it. ``weights`` is empty if unwanted.
+    ``lse + lse_low`` is the log-sum-exp with its rounding error kept apart: scores of 1e6 leave
+    one number no bits for the logarithm, and the backward needs it. ``weights``: empty if unwanted.
     """
     q, k, v = _compute_form(query, key, value, key_padding_mask)
     scores = _masked_scores(q, k, attn_mask, key_padding_mask, cfg)
@@ -147,7 +147,7 @@ _NEG = float("-inf")
 def _compute_form(
     query: Tensor, key: Tensor, value: Tensor, key_padding_mask: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """fp32 (fp64 stays), key heads repeated for their queries, padded keys and values set to zero."""
+    """fp32 (fp64 stays), key heads repeated for their queries, padded keys and values zero."""
     dtype = torch.promote_types(query.dtype, torch.float32)
     q, k, v = query.to(dtype), key.to(dtype), value.to(dtype)
     if key_padding_mask is not None:

@@ -1,7 +1,7 @@
 """The chunked cross entropy that backends share: torch.mm for the products, their own row pass.
 
-A chunk of tokens has its logits formed, turned into losses and (in place) gradients, multiplied out,
-and dropped; so no more than ``CHUNK_BYTES`` of logits exist at any time.
+A chunk of tokens has its logits formed, turned into losses and (in place) gradients, multiplied
+out, and dropped; so no more than ``CHUNK_BYTES`` of logits exist at any time.
 """
 
 from __future__ import annotations

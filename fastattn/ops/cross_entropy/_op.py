@@ -1,4 +1,4 @@
-"""Registration of ``fastattn::linear_cross_entropy`` and its backward, and the function around them."""
+"""Registration of ``fastattn::linear_cross_entropy``, its backward, and the function around."""
 
 from __future__ import annotations
 

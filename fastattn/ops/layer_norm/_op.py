@@ -68,7 +68,8 @@ def _check_add_layer_norm(
         check_device("residual", residual, "x", x)
         if residual.shape != x.shape:
             raise ValueError(
-                f"residual is {describe(residual)} but x is {describe(x)}; the same shape is accepted"
+                f"residual is {describe(residual)} but x is {describe(x)}; "
+                "the same shape is accepted"
             )
     for name, parameter in (("weight", weight), ("bias", bias)):
         if parameter is None:

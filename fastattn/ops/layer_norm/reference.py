@@ -22,7 +22,7 @@ def fwd(
     eps: float,
     keep_sum: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """(out, sum or empty, mean [rows], rstd [rows]); the variance is the biased one, in two passes."""
+    """(out, sum or empty, mean [rows], rstd [rows]); the biased variance, in two passes."""
     dtype = _compute_dtype(x, residual)
     total = _dropped(x.to(dtype), rng_state, dropout_p)
     if residual is not None:

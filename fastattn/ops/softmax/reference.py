@@ -11,7 +11,7 @@ def why_not(*_: object) -> str | None:
 
 
 def fwd(x: Tensor, mask: Tensor | None, is_causal: bool, scale: float) -> Tensor:
-    """x [..., S], mask broadcastable to it -> [..., S] in x's dtype; rows that see nothing are 0."""
+    """x [..., S], mask broadcastable to it -> [..., S] in x's dtype; unseeing rows are 0."""
     dtype = torch.promote_types(x.dtype, torch.float32)
     scores = x.to(dtype) * scale
     if mask is not None:
