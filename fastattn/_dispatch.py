@@ -9,6 +9,7 @@ so the forward and the backward of a call reach the same one.
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -22,7 +23,14 @@ import torch
 AUTO = "auto"
 BACKENDS = ("cpu", "cuda", "triton", "torch", "reference", "emulator")
 
-_requested: ContextVar[str] = ContextVar("fastattn_backend", default=AUTO)
+
+class _Request(threading.local):
+    """The backend asked for in this thread; torch.compile guards on it, as on no ContextVar."""
+
+    name = AUTO
+
+
+_request = _Request()
 _explanation: ContextVar[Explanation | None] = ContextVar("fastattn_explanation", default=None)
 _environment = os.environ.get("FASTATTN_BACKEND", AUTO)
 _ops: dict[str, dict[str, Backend]] = {}
@@ -98,8 +106,7 @@ def _is_ampere(device: torch.device) -> bool:
 
 def requested() -> str:
     """The backend asked for by ``use_backend`` or ``FASTATTN_BACKEND``; "auto" if none was."""
-    name = _requested.get()
-    return name if name != AUTO else _environment
+    return _environment if _request.name == AUTO else _request.name
 
 
 @contextmanager
@@ -114,11 +121,11 @@ def use_backend(name: str) -> Iterator[None]:
         BackendError: by a call that the backend can't run, with its reason.
     """
     _check_name(name, "use_backend: name")
-    token = _requested.set(name)
+    before, _request.name = _request.name, name
     try:
         yield
     finally:
-        _requested.reset(token)
+        _request.name = before
 
 
 def _check_name(name: str, where: str) -> None:
