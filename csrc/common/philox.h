@@ -1,0 +1,113 @@
+// Dropout's random numbers: Philox4x32 with 7 rounds (Salmon et al. 2011, "Parallel random
+// numbers: as easy as 1, 2, 3"), addressed by position, so that a mask is never stored and is the
+// same bit for bit on every backend.
+//
+//   key     = seed, as two words
+//   counter = (column >> 2, row word 1, row word 2, offset);  column & 3 picks the word
+//   keep    = word >= floor(p * 2^32);  p = 1 keeps nothing
+//
+// Attention: column = key index, row words = (query index, batch * heads + head). Row-wise ops:
+// row words = the row's low and high word.
+#pragma once
+
+#include "common/simd.h"
+
+namespace fastattn {
+
+// What the ops pass to their kernels. p == 0: no dropout, and the rest is unused.
+struct Dropout {
+  double p = 0;
+  uint64_t seed = 0;
+  uint32_t offset = 0;
+};
+
+#ifdef FASTATTN_ISA
+namespace FASTATTN_ISA {
+
+// The 64-bit products of the low halves of 64-bit lanes.
+FASTATTN_INLINE Vec<uint64_t> multiply_low(Vec<uint64_t> a, Vec<uint64_t> b) {
+#if defined(__AVX512F__)
+  return bit_cast<Vec<uint64_t>>(_mm512_mul_epu32(bit_cast<__m512i>(a), bit_cast<__m512i>(b)));
+#elif defined(__AVX2__)
+  return bit_cast<Vec<uint64_t>>(_mm256_mul_epu32(bit_cast<__m256i>(a), bit_cast<__m256i>(b)));
+#elif defined(__x86_64__)
+  return bit_cast<Vec<uint64_t>>(_mm_mul_epu32(bit_cast<__m128i>(a), bit_cast<__m128i>(b)));
+#else
+  return (a & 0xffffffffu) * (b & 0xffffffffu);
+#endif
+}
+
+// The keep masks of one row, a block of kColumns columns at a time.
+class DropoutRow {
+ public:
+  static constexpr int kVectors = 2;
+  static constexpr int kColumns = kVectors * kLanes<uint32_t>;
+
+  DropoutRow(const Dropout& dropout, uint32_t row1, uint32_t row2)
+      : row1_(row1), row2_(row2), offset_(dropout.offset), seed_(dropout.seed) {
+    const double scaled = dropout.p * 4294967296.0;
+    keep_none_ = scaled >= 4294967296.0;
+    threshold_ = keep_none_ ? 0xffffffffu : static_cast<uint32_t>(scaled);
+  }
+
+  // The words of columns [column, column + kColumns), in order; column is a multiple of 4.
+  FASTATTN_INLINE void words(uint32_t column, Vec<uint32_t> (&out)[kVectors]) const {
+    // Counters sit in the low halves of 64-bit lanes; the high halves may hold anything, which
+    // saves putting products back together. Lane l takes the counter that makes the two
+    // interleaves at the end give ascending columns.
+    constexpr int n = kLanes<uint64_t>;
+    Vec<uint64_t> lane{};
+    for (int l = 0; l < n; ++l) lane[l] = static_cast<uint64_t>((l >> 1) + (l & 1) * (n / 2));
+    Vec<uint64_t> c0 = lane + (column >> 2), c1 = splat<uint64_t>(row1_);
+    Vec<uint64_t> c2 = splat<uint64_t>(row2_), c3 = splat<uint64_t>(offset_);
+    auto k0 = static_cast<uint32_t>(seed_), k1 = static_cast<uint32_t>(seed_ >> 32);
+#pragma GCC unroll 7
+    for (int round = 0; round < 7; ++round) {
+      const Vec<uint64_t> p0 = multiply_low(c0, splat<uint64_t>(0xD2511F53u));
+      const Vec<uint64_t> p1 = multiply_low(c2, splat<uint64_t>(0xCD9E8D57u));
+      c0 = (p1 >> 32) ^ c1 ^ k0;
+      c2 = (p0 >> 32) ^ c3 ^ k1;
+      c1 = p1;
+      c3 = p0;
+      k0 += 0x9E3779B9u;
+      k1 += 0xBB67AE85u;
+    }
+    const Vec<uint64_t> w01 = (c0 & 0xffffffffu) | (c1 << 32);
+    const Vec<uint64_t> w23 = (c2 & 0xffffffffu) | (c3 << 32);
+    out[0] = bit_cast<Vec<uint32_t>>(interleave<0>(w01, w23));
+    out[1] = bit_cast<Vec<uint32_t>>(interleave<1>(w01, w23));
+  }
+
+  // Masks of the same columns: -1 keep, 0 drop.
+  FASTATTN_INLINE void keep(uint32_t column, Vec<int32_t> (&mask)[kVectors]) const {
+    Vec<uint32_t> word[kVectors];
+    words(column, word);
+    for (int i = 0; i < kVectors; ++i)
+      mask[i] = keep_none_ ? Vec<int32_t>{} : word[i] >= splat(threshold_);
+  }
+
+ private:
+  // Even (kOdd = 0) or odd 64-bit lanes of a and b in turn.
+  template <int kOdd>
+  static FASTATTN_INLINE Vec<uint64_t> interleave(Vec<uint64_t> a, Vec<uint64_t> b) {
+    return interleave_<kOdd>(a, b, std::make_integer_sequence<int, kLanes<uint64_t>>{});
+  }
+  template <int kOdd, int... kLane>
+  static FASTATTN_INLINE Vec<uint64_t> interleave_(Vec<uint64_t> a, Vec<uint64_t> b,
+                                                   std::integer_sequence<int, kLane...>) {
+#if defined(__has_builtin) && __has_builtin(__builtin_shufflevector)
+    return __builtin_shufflevector(a, b, ((kLane & ~1) + kOdd + (kLane & 1) * kLanes<uint64_t>)...);
+#else
+    return Vec<uint64_t>{((kLane & 1) ? b : a)[(kLane & ~1) + kOdd]...};
+#endif
+  }
+
+  uint32_t row1_, row2_, offset_, threshold_;
+  uint64_t seed_;
+  bool keep_none_;
+};
+
+}  // namespace FASTATTN_ISA
+#endif
+
+}  // namespace fastattn
