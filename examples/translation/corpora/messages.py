@@ -36,7 +36,7 @@ _INLINE = frozenset(
 _MARKS = re.compile(r"\*\*|``|`")
 _AMPERSAND_KEY = re.compile(r"&(?=\w)")
 _UNDERSCORE_KEY = re.compile(r"(?<!\w)_(?=\w)")
-_WORD = re.compile(r"[^\W\d_]+(?:['’-][^\W\d_]+)*")
+_WORD = re.compile(r"(?<!\w)[^\W\d_]+(?:['’-][^\W\d_]+)*(?!\w)")
 _PARAGRAPHS = re.compile(r"\n\s*\n")
 _DEFAULT = re.compile(r'Default:\s*"(.*)"', re.DOTALL)
 
