@@ -12,7 +12,7 @@ from fastattn.testing import why_not
 
 
 def run_on(backend: str, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """``function(*args, **kwargs)`` on ``backend``; skips the test if the backend itself declines."""
+    """The call on ``backend``; skips the test if the backend itself declines."""
     reason = why_not(backend, function, *args, **kwargs)
     if reason is not None:
         pytest.skip(reason)

@@ -1,4 +1,4 @@
-"""Dropout masks, bit for bit against Philox4x32 in NumPy, which itself answers the published vectors."""
+"""Dropout masks, bit for bit against a NumPy Philox4x32 that gives the published answers."""
 
 from __future__ import annotations
 

@@ -15,5 +15,5 @@ def backends(op: str) -> tuple[str, ...]:
 
 
 def why_not(backend: str, function: Callable[..., Any], *args: Any, **kwargs: Any) -> str | None:
-    """What ``backend`` itself says against running ``function(*args, **kwargs)``; None if nothing."""
+    """What ``backend`` itself says against running the call; None if nothing."""
     return fastattn.explain(function, *args, **kwargs).reasons[backend]

@@ -9,7 +9,7 @@ LAYOUTS = ("contiguous", "transposed", "strided", "offset", "expanded")
 
 
 class Inputs:
-    """Numbers from one seeded generator, so that a test draws the same in whatever order it runs."""
+    """Numbers from one seeded generator: a test draws the same in whatever order it runs."""
 
     def __init__(self, seed: int = 0, device: torch.device | str = "cpu"):
         self.generator = torch.Generator("cpu").manual_seed(seed)

@@ -1,7 +1,8 @@
-"""Plain PyTorch for every op, in whatever dtype it is given: the peer and (in float64) the exact answer.
+"""Plain PyTorch for every op, in its inputs' dtype: the peer and, in float64, the exact answer.
 
-Written apart from the references in ``fastattn/ops`` and by other means (torch.softmax, F.layer_norm,
-F.cross_entropy, whole masks, autograd for every gradient), so that a slip in one shows in the other.
+Written apart from the references in ``fastattn/ops`` and by other means (torch.softmax,
+F.layer_norm, F.cross_entropy, whole masks, autograd for every gradient), so that a slip in one
+shows in the other.
 """
 
 from __future__ import annotations
@@ -127,7 +128,7 @@ def linear_cross_entropy(
     ignore_index: int = -100,
     reduction: str = "mean",
 ) -> tuple[Tensor, Tensor]:
-    """(loss, nll). Exclusive smoothing is a mixture of torch's two losses, solved for its eps / (V - 1)."""
+    """(loss, nll); exclusive smoothing is torch's with an eps of eps V / (V - 1)."""
     logits = F.linear(hidden, weight, None if bias is None else bias.to(hidden.dtype))
     class_weight = None if class_weight is None else class_weight.to(hidden.dtype)
     classes = weight.shape[0]

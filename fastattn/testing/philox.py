@@ -1,7 +1,7 @@
-"""Philox4x32 in NumPy (Salmon et al. 2011, section 3.4), apart from ``fastattn._philox`` on purpose.
+"""Philox4x32 in NumPy (Salmon et al. 2011, section 3.4), apart from ``fastattn._philox``.
 
-uint64 products of uint32 words, no torch: the answer that every backend's dropout must equal bit for
-bit. Needs NumPy (the ``test`` extra).
+uint64 products of uint32 words: the answer that every backend's dropout must equal bit for bit.
+Needs NumPy (the ``test`` extra).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def philox4x32(counter: np.ndarray, key: tuple[int, int], rounds: int = 7) -> np
 def attention_keep(
     rng_state: Tensor, p: float, shape: tuple[int, ...], first_head: int = 0
 ) -> Tensor:
-    """Bool ``shape`` [B, H, Lq, Lk]; element (b, h, i, j) has counter (j >> 2, i, first_head + b H + h)."""
+    """Bool [B, H, Lq, Lk]; (b, h, i, j) has the counter (j >> 2, i, first_head + b H + h)."""
     batch, heads, q_len, kv_len = shape
     group, query, head = np.meshgrid(
         np.arange((kv_len + 3) // 4),

@@ -51,7 +51,7 @@ def check(
 
     Args:
         got: the kernel's answer; None only where ``exact`` is None.
-        exact: the float64 answer. Infinities must stand at the same places in ``got``; NaN never may.
+        exact: the float64 answer. Infinities must stand at the same places in ``got``; NaN may not.
         peer: the same by plain PyTorch in ``got``'s dtype; without it the floor alone is allowed.
         size: the magnitude of terms that cancel in the answer, where it exceeds the answer's own.
         dtype: whose floor holds; default: ``got``'s. Give it where ``got`` was computed from inputs
