@@ -89,6 +89,10 @@ def registered_ops() -> tuple[str, ...]:
     return tuple(_ops)
 
 
+def registered_backends(op: str) -> tuple[str, ...]:
+    return tuple(_ops[op])
+
+
 def backend_order(device: torch.device) -> tuple[str, ...]:
     """The backends asked on ``device``, first to last (docs/adr/0002 says why)."""
     if device.type == "cpu":
