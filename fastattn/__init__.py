@@ -17,12 +17,16 @@ from fastattn.functional import (
     softmax,
     varlen_attention,
 )
+from fastattn.nn import AddLayerNorm, LinearCrossEntropy, MultiHeadAttention
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "AddLayerNorm",
     "AttentionOutput",
     "BackendError",
+    "LinearCrossEntropy",
+    "MultiHeadAttention",
     "add_layer_norm",
     "dropout",
     "explain",

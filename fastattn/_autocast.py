@@ -6,6 +6,11 @@ import torch
 from torch import Tensor
 
 
+def is_enabled(device_type: str) -> bool:
+    """Whether autocast is on for a device; torch raises when asked of "meta"."""
+    return device_type != "meta" and torch.is_autocast_enabled(device_type)
+
+
 def cast_to_autocast(*tensors: Tensor | None) -> tuple[Tensor | None, ...]:
     """Floating tensors (float64 excepted) in the autocast dtype of their device, if it is on.
 
@@ -13,7 +18,7 @@ def cast_to_autocast(*tensors: Tensor | None) -> tuple[Tensor | None, ...]:
     """
     first = tensors[0]
     device_type = first.device.type if isinstance(first, Tensor) else "cpu"
-    if not torch.is_autocast_enabled(device_type):
+    if not is_enabled(device_type):
         return tensors
     dtype = torch.get_autocast_dtype(device_type)
     return tuple(x.to(dtype) if _is_eligible(x) else x for x in tensors)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from numbers import Real
+
 from torch import Tensor
 
 
@@ -39,8 +41,15 @@ def check_device(name: str, x: Tensor, other_name: str, other: Tensor) -> None:
 
 
 def check_probability(name: str, p: float) -> None:
-    if not 0.0 <= p <= 1.0:
+    if not isinstance(p, Real) or not 0.0 <= p <= 1.0:
         raise ValueError(f"{name} is {p!r}; a number from 0 to 1 is accepted")
+
+
+def check_count(name: str, number: int) -> None:
+    if not isinstance(number, int) or isinstance(number, bool):
+        raise TypeError(f"{name} is {describe(number)}; an int of at least 1 is accepted")
+    if number < 1:
+        raise ValueError(f"{name} is {number}; an int of at least 1 is accepted")
 
 
 def check_rng_state(rng_state: Tensor | None, dropout_p: float, like: Tensor) -> None:

@@ -410,8 +410,8 @@ def _parse_window(window: int | tuple[int, int] | None) -> tuple[int, int]:
     if window is None:
         return -1, -1
     sides = (window, window) if isinstance(window, int) else window
-    valid = len(sides) == 2 and all(isinstance(side, int) and side >= -1 for side in sides)
-    if not valid:
+    pair = isinstance(sides, (tuple, list)) and len(sides) == 2
+    if not pair or not all(isinstance(side, int) and side >= -1 for side in sides):
         raise ValueError(
             f"window is {window!r}; an int, or a pair (left, right), of at least -1 is accepted"
         )
