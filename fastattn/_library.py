@@ -7,7 +7,8 @@ altogether, which saves some 10 us forward and 40 us backward (docs/adr/0003).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -15,6 +16,11 @@ from torch import Tensor
 
 _LIBRARY = torch.library.Library("fastattn", "DEF")
 _PLAIN = (Tensor, torch.nn.Parameter)
+_AUTOGRAD_KEYS = (
+    torch._C.DispatchKeySet(torch._C.DispatchKey.AutogradFunctionality)
+    | torch._C.DispatchKeySet(torch._C.DispatchKey.AutogradOther)
+    | torch._C.DispatchKeySet(torch._C.DispatchKey.AutogradNestedTensor)
+)
 
 
 class Op:
@@ -95,6 +101,16 @@ def _is_intercepted() -> bool:
     )
 
 
+@contextmanager
+def recording() -> Iterator[None]:
+    """Autograd inside an implementation, even where torch's dispatcher, as in compiled code, has
+    called it below autograd, so that ``torch.enable_grad`` alone would record nothing."""
+    included = torch._C._dispatch_tls_local_include_set()
+    excluded = torch._C._dispatch_tls_local_exclude_set() - _AUTOGRAD_KEYS
+    with torch.enable_grad(), torch._C._ForceDispatchKeyGuard(included, excluded):
+        yield
+
+
 def differentiate(
     function: Callable[..., tuple[Any, ...]],
     inputs: tuple[Any, ...],
@@ -109,7 +125,7 @@ def differentiate(
         x.detach().requires_grad_() if isinstance(x, Tensor) and x.is_floating_point() else x
         for x in inputs
     ]
-    with torch.enable_grad():
+    with recording():
         outputs = function(*leaves)
     pairs = [
         (out, grad)

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fastattn._library import recording
 from fastattn.ops.attention.reference import AttentionConfig, empty_output, visible
 
 
@@ -74,7 +75,7 @@ def bwd(
         None if x is None else x.detach().requires_grad_(need)
         for x, need in zip(inputs, needs, strict=True)
     ]
-    with torch.enable_grad():
+    with recording():
         again = _attend(*leaves, key_padding_mask, cfg)
         wanted = [x for x in leaves if x is not None and x.requires_grad]
         found = iter(torch.autograd.grad(again, wanted, grad_output))
