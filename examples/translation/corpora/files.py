@@ -28,7 +28,7 @@ def load(folder: str | Path, source: str, target: str) -> RawCorpus:
     if not folder.is_dir():
         raise CorpusError(f"files:{folder}: there is no such folder")
     splits = {split: [_find(folder, split, source, target)] for split in STEMS}
-    return RawCorpus(f"files:{folder.name}", source, target, **splits)
+    return RawCorpus(f"files:{folder.resolve().name}", source, target, **splits)
 
 
 def _find(folder: Path, split: str, source: str, target: str) -> FilePair:
