@@ -3,7 +3,7 @@
 Every form wraps the same function, a product on 256 floats, with the same arguments, so the rows
 differ only in how torch reaches it. docs/adr/0003 draws the conclusion.
 
-    python -m benchmarks.registration [--seconds 0.3] [--rounds 5] [--json]
+    python -m benchmarks.registration [--blocks 200] [--rounds 5] [--json]
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ import fastattn
 SCHEMA = "(Tensor x, Tensor? mask, bool is_causal, float scale, str backend) -> Tensor"
 BACKWARD_SCHEMA = "(Tensor grad, float scale, str backend) -> Tensor"
 LIBRARY = torch.library.Library("registration_benchmark", "DEF")
+CALLS = 20  # in a block
 CASES = ("no grad", "forward", "forward + backward")
 
 Form = Callable[..., Tensor]
@@ -154,8 +155,11 @@ def forms() -> dict[str, Callable[[Tensor], Tensor]]:
     return rows
 
 
-def measure(call: Callable[[Tensor], Tensor], seconds: float) -> dict[str, float]:
-    """Median microseconds of a call without gradients, with them, and with the backward."""
+def measure(call: Callable[[Tensor], Tensor], blocks: int) -> dict[str, float]:
+    """Microseconds of a call without gradients, with them, and with the backward.
+
+    Of ``blocks`` short blocks the fastest counts: other programs only ever add to the time.
+    """
     x, grad = torch.ones(256), torch.ones(256)
     leaf = torch.ones(256, requires_grad=True)
 
@@ -165,13 +169,13 @@ def measure(call: Callable[[Tensor], Tensor], seconds: float) -> dict[str, float
 
     runs = (lambda: call(x), lambda: call(leaf), both)
     timers = [Timer("run()", globals={"run": run}) for run in runs]
-    medians = [timer.blocked_autorange(min_run_time=seconds).median for timer in timers]
-    return dict(zip(CASES, (1e6 * median for median in medians), strict=True))
+    best = [min(timer.timeit(CALLS).mean for _ in range(blocks)) for timer in timers]
+    return dict(zip(CASES, (1e6 * each for each in best), strict=True))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
-    parser.add_argument("--seconds", type=float, default=0.3, help="per measurement (0.3)")
+    parser.add_argument("--blocks", type=int, default=200, help="per measurement (200)")
     parser.add_argument("--rounds", type=int, default=5, help="rounds; the best of each counts (5)")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     options = parser.parse_args()
@@ -180,7 +184,7 @@ def main() -> None:
     best: dict[str, dict[str, float]] = {}
     for _ in range(options.rounds):
         for name, call in rows.items():
-            found = measure(call, options.seconds)
+            found = measure(call, options.blocks)
             best[name] = {k: min(v, best.get(name, found)[k]) for k, v in found.items()}
 
     if options.json:

@@ -42,7 +42,7 @@ def find_gpus() -> list[Gpu] | None:
 def choose_index(
     gpus: list[Gpu] | None, system: str, reaches: Callable[[str], bool]
 ) -> tuple[str | None, str]:
-    """(index URL, or None for pip's own; why, in one sentence) for ``platform.system()`` and GPUs."""
+    """(index URL, or None for pip's own; why, in one sentence); ``system`` is platform.system()."""
     if gpus is None and system != "Linux":
         return None, "torch from pip's own index, a CPU build on this system"
     if gpus is None:
@@ -54,7 +54,10 @@ def choose_index(
         )
     for capability, driver in gpus:
         if capability < _OLDEST_OF_CUDA_13:
-            return CUDA_12_6, f"a GPU of compute capability {_dotted(capability)}: torch for CUDA 12.6"
+            return (
+                CUDA_12_6,
+                f"a GPU of compute capability {_dotted(capability)}: torch for CUDA 12.6",
+            )
         if driver < _FIRST_DRIVER_OF_CUDA_13 and capability < (10, 0):
             return CUDA_12_6, f"NVIDIA driver {driver}: torch for CUDA 12.6"
     return None, "an NVIDIA GPU: torch from pip's own index, on Linux a CUDA build"
