@@ -3,9 +3,11 @@
 try:
     import torch  # noqa: F401
 except ModuleNotFoundError as error:
+    if error.name != "torch":
+        raise
     raise ModuleNotFoundError(
         "fastattn needs PyTorch 2.7 or newer, which is not installed: pip install torch"
-    ) from error
+    ) from None
 
 from fastattn._dispatch import BackendError, explain, use_backend
 from fastattn.functional import (
