@@ -26,7 +26,8 @@ from examples.translation import attention_picture, train, translate
 from examples.translation.cli import ArgumentParser
 from examples.translation.config import load_config
 from examples.translation.corpora import RawCorpus, default_corpus, open_corpus
-from examples.translation.data import CorpusError, PreparedCorpus
+from examples.translation.corpora.download import replace_text
+from examples.translation.data import CorpusError, PreparedCorpus, Tokenizer
 from examples.translation.lines import read_lines
 from examples.translation.machine import commit, describe_machine
 from examples.translation.prepare import prepare, report
@@ -93,15 +94,14 @@ def run(options: argparse.Namespace) -> dict:
     scores = score(translations, [references], corpus.manifest["target"], force=True)
     clock.lap("score")
 
+    result = _result(options, folder, corpus, reason, scores)
+    _write_result(folder, result, clock)
     picture = folder / "attention.png"
-    chosen = _to_draw(sources, translations)
-    texts = ["--text", sources[chosen], "--translation", translations[chosen]]
+    source, translation = _to_draw(corpus.tokenizer, sources, translations, references)
+    texts = ["--text", source, "--translation", translation]
     step("attention_picture", attention_picture.main, [*here, *texts, "--out", str(picture)])
     clock.lap("picture")
-
-    result = _result(options, folder, corpus, reason, scores) | {"seconds": clock.seconds}
-    text = json.dumps(result, indent=2, ensure_ascii=False)
-    (folder / "result.json").write_text(text + "\n", "utf-8")
+    _write_result(folder, result, clock)
     print(_examples(sources, translations, references))
     print(_summary(result, scores, folder))
     return result
@@ -172,13 +172,20 @@ def step(name: str, main: Callable[[list[str]], int], arguments: list[str]) -> N
         raise StepError(f"{name} {what}; what is done is kept, the same command goes on", status)
 
 
-def _to_draw(sources: list[str], translations: list[str]) -> int:
-    """The first sentence that is neither short nor long, else the first that has a translation."""
-    pairs = enumerate(zip(sources, translations, strict=True))
-    full = [(n, len(source.split())) for n, (source, text) in pairs if source.strip() and text]
+def _to_draw(
+    tokenizer: Tokenizer, sources: list[str], translations: list[str], references: list[str]
+) -> tuple[str, str]:
+    """The first sentence that is neither short nor long, with its translation.
+
+    The reference takes the place of a translation that is empty or too long for a picture, as a
+    model that has hardly learned may give.
+    """
+    full = [(source, n) for n, source in enumerate(sources) if source.strip()]
     if not full:
-        raise ValueError("every translation is empty: nothing to draw")
-    return next((n for n, words in full if words in _PICTURE_WORDS), full[0][0])
+        raise ValueError("every line of the test set is empty: nothing to draw")
+    source, n = next((s for s in full if len(s[0].split()) in _PICTURE_WORDS), full[0])
+    fits = 0 < len(tokenizer.encode(translations[n])) <= attention_picture.MAX_TOKENS
+    return source, translations[n] if fits else references[n]
 
 
 def _result(
@@ -205,6 +212,12 @@ def _result(
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "machine": describe_machine(),
     }
+
+
+def _write_result(folder: Path, result: dict, clock: Clock) -> None:
+    result["seconds"] = dict(clock.seconds)
+    text = json.dumps(result, indent=2, ensure_ascii=False)
+    replace_text(folder / "result.json", text + "\n")
 
 
 def _examples(sources: list[str], translations: list[str], references: list[str]) -> str:

@@ -94,6 +94,26 @@ def test_from_text_to_result(job, text, capsys):
         assert f"$ python -m examples.translation.{name} " in out
 
 
+def test_a_model_that_says_nothing_is_scored_and_drawn(job, text, monkeypatch):
+    def silent(arguments):
+        output = arguments[arguments.index("--output") + 1]
+        Path(output).write_text("\n" * 12)
+        return 0
+
+    monkeypatch.setattr(run_module.translate, "main", silent)
+    assert job("--data", str(text), "--run", "r") == 0
+    result = result_of("r")
+    assert result["sacrebleu_13a"] == 0 and "length ratio" in result["scores"]["warnings"][0]
+    assert Path("runs/r/attention.png").is_file()
+
+
+def test_a_picture_that_fails_leaves_the_result(job, text, monkeypatch, capsys):
+    monkeypatch.setattr(run_module.attention_picture, "main", lambda arguments: 2)
+    assert job("--data", str(text), "--run", "r") == 2
+    assert "run: attention_picture failed" in capsys.readouterr().err
+    assert result_of("r")["signature"]
+
+
 def test_finished_runs_are_not_overwritten_without_a_name(job, text):
     assert job("--data", str(text)) == 0
     assert job("--data", str(text)) == 0
