@@ -1,0 +1,1 @@
+"""Speed beside the peers: ``pytest benchmarks/ --benchmark-only``."""

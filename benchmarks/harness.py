@@ -1,0 +1,166 @@
+"""Fair timing of two functions in one process.
+
+pytest-benchmark times one function at a time, and a machine drifts between two of them. Here ours
+and the peer alternate, in a random order each round, and every figure is a median:
+
+- 1 thread: CPU time of the process, the steadiest figure on a shared machine;
+- all threads: wall time of the rounds in which the process was not preempted.
+
+Memory: ``buffers="reused"`` lets malloc keep what is freed, so that neither side pays page faults;
+``"fresh"`` gives every large buffer back, so that both pay them. Page faults are counted.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import platform
+import random
+import resource
+import statistics
+import time
+from collections.abc import Callable
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+_LARGE = 2**30
+
+
+@dataclass
+class Timing:
+    """Medians of one function: seconds, and page faults a call."""
+
+    cpu_seconds: float
+    wall_seconds: float
+    page_faults: float
+
+
+@dataclass
+class Comparison:
+    """Both sides of a case; ``ratio`` > 1 means ours is faster."""
+
+    ours: Timing
+    peer: Timing
+
+    @property
+    def cpu_ratio(self) -> float:
+        return self.peer.cpu_seconds / self.ours.cpu_seconds
+
+    @property
+    def wall_ratio(self) -> float:
+        return self.peer.wall_seconds / self.ours.wall_seconds
+
+
+def set_malloc(buffers: str) -> None:
+    """Whether glibc keeps freed large blocks ("reused") or returns them ("fresh")."""
+    if platform.libc_ver()[0] != "glibc":
+        return
+    libc = ctypes.CDLL(None)
+    libc.mallopt(_M_MMAP_THRESHOLD, _LARGE if buffers == "reused" else 64 * 1024)
+    libc.mallopt(_M_TRIM_THRESHOLD, _LARGE if buffers == "reused" else 64 * 1024)
+
+
+@contextmanager
+def threads(count: int):
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def compare(
+    ours: Callable[[], object],
+    peer: Callable[[], object],
+    *,
+    seconds: float = 2.0,
+    buffers: str = "reused",
+    max_threads: int | None = None,
+) -> Comparison:
+    """Time both, alternating, for about ``seconds`` in all."""
+    set_malloc(buffers)
+    functions = {"ours": ours, "peer": peer}
+    with threads(1):
+        single = _alternate(functions, seconds / 2)
+    with threads(max_threads or torch.get_num_threads()):
+        multi = _alternate(functions, seconds / 2)
+    timings = {
+        name: Timing(
+            cpu_seconds=statistics.median(s.cpu for s in single[name]),
+            wall_seconds=statistics.median(_undisturbed(multi[name])),
+            page_faults=statistics.median(s.faults for s in single[name]),
+        )
+        for name in functions
+    }
+    return Comparison(**timings)
+
+
+@dataclass
+class _Sample:
+    cpu: float
+    wall: float
+    faults: int
+    preempted: bool
+
+
+def _alternate(
+    functions: dict[str, Callable[[], object]], seconds: float
+) -> dict[str, list[_Sample]]:
+    order = random.Random(0)
+    for function in functions.values():
+        function()
+        function()
+    samples: dict[str, list[_Sample]] = {name: [] for name in functions}
+    end = time.perf_counter() + seconds
+    names = list(functions)
+    while len(samples[names[0]]) < 5 or time.perf_counter() < end:
+        order.shuffle(names)
+        for name in names:
+            samples[name].append(_sample(functions[name]))
+        if len(samples[names[0]]) >= 2000:
+            break
+    return samples
+
+
+def _sample(function: Callable[[], object]) -> _Sample:
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    wall, cpu = time.perf_counter(), time.process_time()
+    function()
+    cpu, wall = time.process_time() - cpu, time.perf_counter() - wall
+    after = resource.getrusage(resource.RUSAGE_SELF)
+    return _Sample(cpu, wall, after.ru_minflt - usage.ru_minflt, after.ru_nivcsw > usage.ru_nivcsw)
+
+
+def _undisturbed(samples: list[_Sample]) -> list[float]:
+    """Wall times of rounds without preemption; the fastest quarter where those are too few."""
+    calm = [s.wall for s in samples if not s.preempted]
+    least = max(3, len(samples) // 4)
+    return calm if len(calm) >= least else sorted(s.wall for s in samples)[:least]
+
+
+def peak_extra_bytes(function: Callable[[], object]) -> int:
+    """How far the resident set grows over its level before while ``function`` runs."""
+    set_malloc("fresh")
+    function()
+    ctypes.CDLL(None).malloc_trim(0)
+    with open("/proc/self/clear_refs", "w") as clear:
+        clear.write("5")  # resets the peak
+    before = _status("VmRSS")
+    function()
+    return _status("VmHWM") - before
+
+
+def _status(field: str) -> int:
+    with open("/proc/self/status") as status:
+        line = next(line for line in status if line.startswith(field))
+    return int(line.split()[1]) * 1024
+
+
+def assert_agree(name: str, ours: torch.Tensor, peer: torch.Tensor) -> None:
+    """A wrong result is not worth timing; the tests hold the tight bounds."""
+    half = ours.dtype in (torch.float16, torch.bfloat16)
+    rtol, atol = (2e-2, 2e-2) if half else (1e-3, 1e-4)
+    torch.testing.assert_close(ours, peer, rtol=rtol, atol=atol, msg=lambda m: f"{name}: {m}")
