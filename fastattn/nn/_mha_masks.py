@@ -20,7 +20,7 @@ class AttentionMasks(NamedTuple):
     window: int | tuple[int, int] | None
 
 
-def to_functional(attn_mask: Tensor | None, batch_and_heads: tuple[int, int]) -> Tensor | None:
+def to_functional(attn_mask: Tensor | None, batch: int, heads: int) -> Tensor | None:
     """[L, S] or [B * H, L, S], True = blocked -> [B or 1, H or 1, L, S], True = may attend."""
     if attn_mask is None:
         return None
@@ -28,7 +28,7 @@ def to_functional(attn_mask: Tensor | None, batch_and_heads: tuple[int, int]) ->
         attn_mask = ~attn_mask
     if attn_mask.dim() == 2:
         return attn_mask[None, None]
-    return attn_mask.unflatten(0, batch_and_heads)
+    return attn_mask.unflatten(0, (batch, heads))
 
 
 def with_appended_keys(

@@ -44,7 +44,9 @@ class AddLayerNorm(nn.LayerNorm):
         self.dropout = dropout
         self.return_sum = return_sum
 
-    def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor | tuple[Tensor, Tensor]:
+    def forward(  # type: ignore[override]
+        self, x: Tensor, residual: Tensor | None = None
+    ) -> Tensor | tuple[Tensor, Tensor]:
         """x [..., N], residual of x's shape or None (then LayerNorm(dropout(x))).
 
         Returns:

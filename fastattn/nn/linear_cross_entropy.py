@@ -36,6 +36,9 @@ class LinearCrossEntropy(nn.Module):
         TypeError, ValueError: in one sentence that names the argument.
     """
 
+    bias: nn.Parameter | None
+    class_weight: Tensor | None
+
     def __init__(
         self,
         in_features: int,
@@ -65,13 +68,16 @@ class LinearCrossEntropy(nn.Module):
         self.ignore_index = ignore_index
         self.reduction = reduction
         self.return_nll = return_nll
-        factory = {"device": device, "dtype": dtype}
+
+        def parameter(*shape: int) -> nn.Parameter:
+            return nn.Parameter(torch.empty(shape, device=device, dtype=dtype))
+
         if weight is None:
-            self.weight = nn.Parameter(torch.empty(num_classes, in_features, **factory))
+            self.weight = parameter(num_classes, in_features)
         else:
             _check_tied(weight, num_classes, in_features)
             self.weight = weight
-        self.bias = nn.Parameter(torch.empty(num_classes, **factory)) if bias else None
+        self.register_parameter("bias", parameter(num_classes) if bias else None)
         if class_weight is not None:
             _check_class_weight(class_weight, num_classes)
         self.register_buffer("class_weight", class_weight)

@@ -27,7 +27,7 @@ class MultiHeadAttention(nn.MultiheadAttention):
       its weights are 0 and it adds to no gradient. torch gives NaN, in some paths to all queries.
     - ``is_causal`` needs no ``attn_mask``, and is applied in addition to every mask given. torch
       refuses it alone, and takes it for a hint that may replace ``attn_mask``.
-    - Keys and values at positions of a bool ``key_padding_mask`` never reach the result, even where
+    - Keys and values at positions of a bool ``key_padding_mask`` never reach the output, even where
       they are NaN or infinite.
     - ``eval`` computes what ``train`` does, less the dropout, with ``need_weights`` or without.
     - The keys that ``add_bias_kv`` and ``add_zero_attn`` append are exempt from ``is_causal`` too,
@@ -109,7 +109,7 @@ class MultiHeadAttention(nn.MultiheadAttention):
         packed = self.kdim == embed_dim and self.vdim == embed_dim
         # torch's encoder layer asks this before it runs a kernel of its own, which knows no extras
         self._qkv_same_embed_dim = packed and not self._has_extras()
-        self._register_parameters(packed, bias, add_bias_kv, {"device": device, "dtype": dtype})
+        self._register_parameters(packed, bias, add_bias_kv, device, dtype)
         self._reset_parameters()
 
     def forward(
@@ -153,7 +153,10 @@ class MultiHeadAttention(nn.MultiheadAttention):
             key_padding_mask = None if key_padding_mask is None else key_padding_mask.unsqueeze(0)
         q, k, v = self._project(query, key, value, seq_first)
         masks = AttentionMasks(
-            to_functional(attn_mask, q.shape[:2]), key_padding_mask, is_causal, self.window
+            to_functional(attn_mask, q.shape[0], self.num_heads),
+            key_padding_mask,
+            is_causal,
+            self.window,
         )
         if self.bias_k is not None or self.add_zero_attn:
             k, v, masks = self._append_keys(q, k, v, masks)
@@ -163,7 +166,10 @@ class MultiHeadAttention(nn.MultiheadAttention):
             causal_alignment=self.causal_alignment, window=masks.window,
             return_weights=need_weights,
         )  # fmt: skip
-        context, weights = (attended[0], attended[2]) if need_weights else (attended, None)
+        if isinstance(attended, Tensor):
+            context, weights = attended, None
+        else:
+            context, weights = attended.output, attended.weights
         output = self.out_proj(concatenate_heads(context, seq_first))
         if weights is not None and average_attn_weights:
             weights = weights.mean(1)
@@ -206,24 +212,31 @@ class MultiHeadAttention(nn.MultiheadAttention):
         return [self.num_heads * self.head_dim, keys, values]
 
     def _register_parameters(
-        self, packed: bool, bias: bool, add_bias_kv: bool, factory: dict[str, object]
+        self,
+        packed: bool,
+        bias: bool,
+        add_bias_kv: bool,
+        device: torch.device | str | None,
+        dtype: torch.dtype | None,
     ) -> None:
         """In torch's order, on which optimizer states and the random numbers drawn depend."""
         q_width, k_width, v_width = self._widths()
         width = q_width + k_width + v_width
 
-        def parameter(wanted: bool, *shape: int) -> nn.Parameter | None:
-            return nn.Parameter(torch.empty(shape, **factory)) if wanted else None
+        def register(name: str, wanted: bool, *shape: int) -> None:
+            empty = torch.empty(shape, device=device, dtype=dtype) if wanted else None
+            self.register_parameter(name, None if empty is None else nn.Parameter(empty))
 
-        self.in_proj_weight = parameter(packed, width, self.embed_dim)
-        self.q_proj_weight = parameter(not packed, q_width, self.embed_dim)
-        self.k_proj_weight = parameter(not packed, k_width, self.kdim)
-        self.v_proj_weight = parameter(not packed, v_width, self.vdim)
-        self.in_proj_bias = parameter(bias, width)
-        context = self.num_heads * self.v_head_dim
-        self.out_proj = NonDynamicallyQuantizableLinear(context, self.embed_dim, bias, **factory)
-        self.bias_k = parameter(add_bias_kv, 1, 1, k_width)
-        self.bias_v = parameter(add_bias_kv, 1, 1, v_width)
+        register("in_proj_weight", packed, width, self.embed_dim)
+        register("q_proj_weight", not packed, q_width, self.embed_dim)
+        register("k_proj_weight", not packed, k_width, self.kdim)
+        register("v_proj_weight", not packed, v_width, self.vdim)
+        register("in_proj_bias", bias, width)
+        self.out_proj = NonDynamicallyQuantizableLinear(
+            self.num_heads * self.v_head_dim, self.embed_dim, bias, device=device, dtype=dtype
+        )
+        register("bias_k", add_bias_kv, 1, 1, k_width)
+        register("bias_v", add_bias_kv, 1, 1, v_width)
 
     def _reset_parameters(self) -> None:
         if self.in_proj_weight is not None:
@@ -293,7 +306,7 @@ class MultiHeadAttention(nn.MultiheadAttention):
     ) -> tuple[Tensor, Tensor, AttentionMasks]:
         """k, v and masks with the keys of ``add_bias_kv`` and ``add_zero_attn`` at the end."""
         kv_len = k.shape[2]
-        if self.bias_k is not None:
+        if self.bias_k is not None and self.bias_v is not None:
             k, v = append_position(k, self.bias_k), append_position(v, self.bias_v)
         if self.add_zero_attn:
             k, v = F.pad(k, (0, 0, 0, 1)), F.pad(v, (0, 0, 0, 1))
