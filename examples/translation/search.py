@@ -151,9 +151,8 @@ class _Search:
         beam = self.config.beam
         logits = self.model.step(self.tokens, self.parents, self.state)
         logits[..., [PAD, BOS]] = -torch.inf
-        best = logits.topk(min(2 * beam, logits.shape[-1]))
-        log_probabilities = best.values - logits.logsumexp(-1, keepdim=True)
-        scores = (self.live[..., None] + log_probabilities).flatten(1)
+        best = logits.log_softmax(-1).topk(min(2 * beam, logits.shape[-1]))
+        scores = (self.live[..., None] + best.values).flatten(1)
         if scores.shape[1] < 2 * beam:
             missing = 2 * beam - scores.shape[1]
             scores = torch.nn.functional.pad(scores, (0, missing), value=-torch.inf)
