@@ -109,6 +109,9 @@ class TestDownload:
             download.fetch(f"{home[1]}/none.txt", cache)
         with pytest.raises(CorpusError, match="broke off after 9 of 100 bytes"):
             download.fetch(f"{home[1]}/broken.txt", cache)
+        (home[0] / "page.tgz").write_bytes(b"<html>Please log in</html>")
+        with pytest.raises(CorpusError, match="page.tgz gave is no gzip file"):
+            download.fetch(f"{home[1]}/page.tgz", cache)
         with pytest.raises(CorpusError, match="can't download .*refused"):
             download.fetch(f"{nowhere}/a.txt", cache)
         assert list(cache.iterdir()) == []

@@ -22,6 +22,7 @@ from examples.translation.data import CorpusError
 
 STALL_SECONDS = 30
 _CHUNK = 1 << 20
+_GZIP = b"\x1f\x8b"
 _FAILURES = (urllib.error.URLError, http.client.HTTPException, OSError, ValueError)
 
 
@@ -104,6 +105,11 @@ def replace_text(path: Path, text: str) -> None:
     os.replace(part, path)
 
 
+def _first_bytes(path: Path, count: int) -> bytes:
+    with open(path, "rb") as file:
+        return file.read(count)
+
+
 def _download(url: str, path: Path) -> None:
     part = path.with_name(f"{path.name}.part-{os.getpid()}")
     try:
@@ -116,6 +122,8 @@ def _download(url: str, path: Path) -> None:
         received = part.stat().st_size
         if total and received != total:
             raise CorpusError(f"{url} broke off after {received} of {total} bytes: try again")
+        if path.suffix in (".gz", ".tgz") and _first_bytes(part, 2) != _GZIP:
+            raise CorpusError(f"what {url} gave is no gzip file: a login page or proxy, perhaps")
         os.replace(part, path)
     except _FAILURES as error:
         if isinstance(error, CorpusError):
