@@ -212,7 +212,7 @@ def _sum_groups(grad: Tensor, like: Tensor) -> Tensor:
     """[B, Hq, L, D] summed over the query heads of each key head: [B, Hk, L, D]."""
     batch, heads, length, dim = grad.shape
     groups = heads // max(like.shape[1], 1)
-    return grad if groups <= 1 else grad.view(batch, -1, groups, length, dim).sum(2)
+    return grad if groups <= 1 else grad.view(batch, like.shape[1], groups, length, dim).sum(2)
 
 
 def _as_layout(grad: Tensor, like: Tensor) -> Tensor:

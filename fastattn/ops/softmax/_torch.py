@@ -1,4 +1,4 @@
-"""softmax by torch's own op, where it means the same: no mask."""
+"""softmax by torch's own op where no mask is given, rows of -inf mended."""
 
 from __future__ import annotations
 
@@ -15,7 +15,12 @@ def why_not(x: Tensor, mask: Tensor | None, is_causal: bool, scale: float) -> st
 
 
 def fwd(x: Tensor, mask: Tensor | None, is_causal: bool, scale: float) -> Tensor:
-    return torch.softmax(x if scale == 1.0 else x * scale, -1).contiguous()
+    scores = x if scale == 1.0 else x * scale
+    out = torch.softmax(scores, -1)
+    if x.shape[-1]:
+        sees_nothing = scores.amax(-1, keepdim=True) == float("-inf")
+        out = out.masked_fill(sees_nothing, 0.0)
+    return out.contiguous()
 
 
 def bwd(grad_out: Tensor, out: Tensor, scale: float) -> Tensor:
