@@ -1,4 +1,4 @@
-"""How tests run a function on a named backend."""
+"""How tests run a function on a named backend, and how they judge it."""
 
 from __future__ import annotations
 
@@ -6,9 +6,13 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import torch
+from torch import Tensor
 
 from fastattn import use_backend
-from fastattn.testing import why_not
+from fastattn.testing import check_all, peers, why_not
+
+Tensors = tuple[Tensor | None, ...]
 
 
 def run_on(backend: str, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -18,3 +22,36 @@ def run_on(backend: str, function: Callable[..., Any], *args: Any, **kwargs: Any
         pytest.skip(reason)
     with use_backend(backend):
         return function(*args, **kwargs)
+
+
+def judge(
+    names: tuple[str, ...],
+    ours: Callable[..., Tensors],
+    plain: Callable[..., Tensors],
+    tensors: Tensors,
+    grads: Tensors,
+    *,
+    sizes: dict[str, float] | None = None,
+    dtypes: dict[str, torch.dtype] | None = None,
+) -> tuple[Tensors, Tensors]:
+    """Outputs and gradients of ``ours`` by the pass rule, ``plain`` giving exact answer and peer.
+
+    Args:
+        names: of the outputs, then of the gradients of every tensor.
+        tensors: what both functions take; all floating ones get gradients.
+        grads: of the outputs; None for an output that takes no part.
+
+    Returns:
+        (outputs, gradients) of ``ours``.
+    """
+    exact = peers.gradients(plain, cast(tensors, torch.float64), cast(grads, torch.float64))
+    peer = peers.gradients(plain, tensors, grads)
+    got = peers.gradients(ours, tensors, grads)
+    flat = ((*found[0], *found[1]) for found in (got, exact, peer))
+    check_all(names, *flat, sizes=sizes, dtypes=dtypes)
+    return got
+
+
+def cast(tensors: Tensors, dtype: torch.dtype) -> Tensors:
+    """The floating ones among ``tensors`` in ``dtype``."""
+    return tuple(x.to(dtype) if x is not None and x.is_floating_point() else x for x in tensors)

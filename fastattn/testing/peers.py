@@ -8,6 +8,7 @@ shows in the other.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -23,7 +24,7 @@ def attention(
     key_padding_mask: Tensor | None = None,
     is_causal: bool = False,
     causal_alignment: str = "top_left",
-    window: tuple[int, int] | None = None,
+    window: int | tuple[int, int] | None = None,
     scale: float | None = None,
     keep: Tensor | None = None,
     dropout_p: float = 0.0,
@@ -37,7 +38,7 @@ def attention(
     if key.shape[1] != heads:
         owner = torch.arange(heads, device=query.device) // (heads // key.shape[1])
         key, value = key[:, owner], value[:, owner]
-    scale = query.shape[-1] ** -0.5 if scale is None else scale
+    scale = (query.shape[-1] or 1) ** -0.5 if scale is None else scale
     scores = torch.einsum("bhqd,bhkd->bhqk", query * scale, key)
     seen = attention_pattern(q_len, kv_len, is_causal, causal_alignment, window).to(query.device)
     seen = seen.expand(scores.shape)
@@ -51,7 +52,9 @@ def attention(
     alive = seen.any(-1, keepdim=True)
     scores = torch.where(seen, scores, torch.where(alive, -torch.inf, 0.0).to(scores.dtype))
     weights = torch.where(alive, torch.softmax(scores, -1), 0.0)
-    lse = torch.where(alive[..., 0], torch.logsumexp(scores, -1), -torch.inf)
+    top = scores.detach().amax(-1, keepdim=True) if kv_len else scores.new_zeros(())
+    lse = torch.logsumexp(scores - top, -1) + top.reshape(alive.shape[:-1] if kv_len else ())
+    lse = torch.where(alive[..., 0], lse, -torch.inf)
     if keep is not None:
         weights = torch.where(keep, weights / (1 - dropout_p) if dropout_p < 1 else weights, 0.0)
     return weights @ value, lse, weights
@@ -62,10 +65,10 @@ def attention_pattern(
     kv_len: int,
     is_causal: bool = False,
     causal_alignment: str = "top_left",
-    window: tuple[int, int] | None = None,
+    window: int | tuple[int, int] | None = None,
 ) -> Tensor:
     """Bool [Lq, Lk]: which keys causal and window leave to each query, entry by entry."""
-    left, right = window or (-1, -1)
+    left, right = (window, window) if isinstance(window, int) else window or (-1, -1)
     shift = kv_len - q_len if causal_alignment == "bottom_right" else 0
     after = torch.arange(kv_len) - (torch.arange(q_len)[:, None] + shift)  # j - i on the diagonal
     seen = torch.ones_like(after, dtype=torch.bool)
@@ -76,6 +79,31 @@ def attention_pattern(
     if right >= 0:
         seen &= after <= right
     return seen
+
+
+def varlen_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    *,
+    keeps: list[Tensor] | None = None,
+    **options: Any,
+) -> tuple[Tensor, Tensor]:
+    """(output [Tq, H, Dv], lse [H, Tq]); ``keeps``: dropout's masks [1, H, Lq, Lk] by sequence."""
+    outputs, sums = [], []
+    ends = zip(cu_seqlens_q.tolist(), cu_seqlens_k.tolist(), strict=True)
+    start_q = start_k = 0
+    for b, (end_q, end_k) in enumerate(ends, start=-1):  # the first, of length 0, gives the shapes
+        q = query[start_q:end_q].transpose(0, 1)[None]
+        k, v = (x[start_k:end_k].transpose(0, 1)[None] for x in (key, value))
+        keep = keeps[b] if keeps is not None and b >= 0 else None
+        out, lse, _ = attention(q, k, v, keep=keep, **options)
+        outputs.append(out[0].transpose(0, 1))
+        sums.append(lse[0])
+        start_q, start_k = end_q, end_k
+    return torch.cat(outputs), torch.cat(sums, -1)
 
 
 def add_layer_norm(
@@ -159,7 +187,7 @@ def gradients(
 ) -> tuple[tuple[Tensor, ...], tuple[Tensor | None, ...]]:
     """(outputs, gradients of the floating inputs, None for the others) of ``function(*inputs)``.
 
-    Outputs whose entry of ``grad_outputs`` is None take no part.
+    Outputs whose entry of ``grad_outputs`` is None take no part; an input without part gets zeros.
     """
     leaves = tuple(
         x.detach().requires_grad_() if x is not None and x.is_floating_point() else x
@@ -169,6 +197,6 @@ def gradients(
     pairs = [(o, g) for o, g in zip(outputs, grad_outputs, strict=True) if g is not None]
     wanted = [x for x in leaves if x is not None and x.requires_grad]
     outs, grads = zip(*pairs, strict=True)
-    found = iter(torch.autograd.grad(outs, wanted, grads, allow_unused=True))
+    found = iter(torch.autograd.grad(outs, wanted, grads, materialize_grads=True))
     given = tuple(next(found) if x is not None and x.requires_grad else None for x in leaves)
     return tuple(o.detach() for o in outputs), given

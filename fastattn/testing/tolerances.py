@@ -89,13 +89,14 @@ def check_all(
     peer: tuple[Tensor | None, ...],
     *,
     sizes: dict[str, float] | None = None,
-    dtype: torch.dtype | None = None,
+    dtypes: dict[str, torch.dtype] | None = None,
 ) -> None:
     """``check`` for several tensors; all failures are reported together."""
+    sizes, dtypes = sizes or {}, dtypes or {}
     failures = []
     for name, one, right, other in zip(names, got, exact, peer, strict=True):
         try:
-            check(name, one, right, other, size=(sizes or {}).get(name, 0.0), dtype=dtype)
+            check(name, one, right, other, size=sizes.get(name, 0.0), dtype=dtypes.get(name))
         except AssertionError as failure:
             failures.append(str(failure).split("\n", 1)[0])
     assert not failures, "\n".join(failures)
