@@ -38,6 +38,8 @@ class MultiHeadAttention(nn.MultiheadAttention):
     - Weights have the dtype of the query inside, also under autocast, where torch's are float32.
     - With ``batch_first`` the output is contiguous, not a transposed view.
     - ``out_proj`` is called as a module, so that its hooks and replacements work.
+    - With a keyword-only argument ``torch.nn.TransformerEncoderLayer`` calls the module in ``eval``
+      too. Without one it runs a kernel of torch's own there, whatever its attention module is.
     - Bad input raises TypeError or ValueError, not AssertionError. Nested tensors (torch: in one
       path of ``eval``) and ``torch.jit.script`` are refused.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import itertools
 import pickle
 
@@ -35,6 +36,17 @@ def both(case, **extra):
 
 def test_is_torchs_module():
     assert isinstance(fastattn.MultiHeadAttention(8, 2), nn.MultiheadAttention)
+
+
+@pytest.mark.parametrize("method", ["__init__", "forward"])
+def test_arguments_are_torchs_in_order_and_the_rest_keyword_only(method):
+    ours = inspect.signature(getattr(fastattn.MultiHeadAttention, method)).parameters
+    theirs = inspect.signature(getattr(nn.MultiheadAttention, method)).parameters
+    assert list(ours)[: len(theirs)] == list(theirs)
+    for name, parameter in theirs.items():
+        assert (ours[name].default, ours[name].kind) == (parameter.default, parameter.kind)
+    rest = list(ours.values())[len(theirs) :]
+    assert all(parameter.kind is inspect.Parameter.KEYWORD_ONLY for parameter in rest)
 
 
 @pytest.mark.parametrize("case", CONSTRUCTORS)
