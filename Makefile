@@ -65,7 +65,9 @@ $(VENV)/.made:
 	$(PYTHON) -m venv $(VENV)
 	@touch $@
 
-$(TORCH_STAMP): $(VENV)/.made tools/install_torch.py
+# pip counts any build of the right version as good enough, so another build needs the first one gone.
+$(TORCH_STAMP): $(VENV)/.made
+	$(if $(wildcard $(VENV)/.torch-*),$(PY) -m pip uninstall --quiet --yes torch)
 	$(PY) tools/install_torch.py '$(TORCH)' $(TORCH_INDEX)
 	@rm -f $(VENV)/.torch-* && touch $@
 
