@@ -25,9 +25,13 @@ BACKENDS = ("cpu", "cuda", "triton", "torch", "reference", "emulator")
 
 
 class _Request(threading.local):
-    """The backend asked for in this thread; torch.compile guards on it, as on no ContextVar."""
+    """The backend asked for in this thread; torch.compile guards on it, as on no ContextVar.
 
-    name = AUTO
+    An attribute of the instance, for torch.compile does not see one shadow the class's.
+    """
+
+    def __init__(self) -> None:
+        self.name = AUTO
 
 
 _request = _Request()

@@ -66,7 +66,7 @@ def _backward_fake(*args: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         for x, need in zip((query, key, value), needs, strict=False)
     ]
     wanted = needs[3] and attn_mask is not None
-    return *grads, torch.empty_like(attn_mask) if wanted else query.new_empty(0)
+    return *grads, attn_mask.new_empty(attn_mask.shape) if wanted else query.new_empty(0)
 
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
@@ -78,6 +78,8 @@ def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]
 def _autograd(ctx: Any, grad_output, grad_lse, _grad_lse_low, grad_weights):
     *config, backend = ctx.scalars
     needs = list(ctx.needs_input_grad[:4])
+    if not AttentionConfig(*config).return_weights:
+        grad_weights = None
     if grad_output is None and grad_lse is None and grad_weights is None:
         return (None,) * (_TENSORS + len(ctx.scalars))
     found = attention_backward(

@@ -47,10 +47,10 @@ def fwd(
     rng_state: Tensor | None,
     cfg: AttentionConfig,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """As the reference; the log-sum-exp, which nobody asked for, is NaN."""
+    """As the reference; the log-sum-exp, which nobody asked for, is +inf, as no row's can be."""
     output = empty_output(query, value)
     output.copy_(_attend(query, key, value, attn_mask, key_padding_mask, cfg))
-    lse = query.new_full(query.shape[:3], float("nan"), dtype=torch.float32)
+    lse = query.new_full(query.shape[:3], float("inf"), dtype=torch.float32)
     return output, lse, lse.clone(), query.new_empty(0)
 
 
@@ -83,6 +83,8 @@ def bwd(
     for i, (grad, like) in enumerate(zip(grads[:3], inputs[:3], strict=True)):
         if grad is not None:
             grads[i] = empty_output(like, like).copy_(grad)
+    if grads[3] is not None:
+        grads[3] = grads[3].contiguous()
     return tuple(grads)
 
 

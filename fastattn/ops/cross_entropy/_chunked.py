@@ -112,11 +112,10 @@ class _Gradients:
 
     def finish(self) -> tuple[Tensor, Tensor, Tensor]:
         hidden, weight, bias = self.inputs
-        empty = hidden.new_empty(0)
         return (
-            empty if self.hidden is None else self.hidden,
-            empty if self.weight is None else self.weight.to(weight.dtype),
-            empty if self.bias is None or bias is None else self.bias.to(bias.dtype),
+            hidden.new_empty(0) if self.hidden is None else self.hidden,
+            hidden.new_empty(0) if self.weight is None else self.weight.to(weight.dtype),
+            hidden.new_empty(0) if self.bias is None or bias is None else self.bias.to(bias.dtype),
         )
 
 

@@ -59,15 +59,14 @@ def fwd(
     if b:
         loss = loss + b * (lse * w.sum() - logits @ w) * counts
     divisor = target_weight.sum() if cfg.reduction == "mean" else None
-    empty = hidden.new_empty(0)
     if cfg.reduction == "none":
-        return loss, nll, lse, empty, empty, empty
+        return loss, nll, lse, *(hidden.new_empty(0) for _ in range(3))
 
     factor = counts.to(dtype) if divisor is None else counts / divisor
     grads = logits_gradient(logits, lse, w, safe_target, target_weight, cfg) * factor.unsqueeze(-1)
     grads = grads.masked_fill(~counts.unsqueeze(-1), 0.0)
     found = _input_gradients(grads, hidden, weight, bias, needs)
-    found = tuple(empty if g is None else g for g in found)
+    found = tuple(hidden.new_empty(0) if g is None else g for g in found)
     return reduce(loss, divisor), reduce(nll, divisor), lse, *found
 
 

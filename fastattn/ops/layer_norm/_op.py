@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -113,7 +114,7 @@ def _forward_fake(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     _check_add_layer_norm(x, residual, weight, bias, rng_state, dropout_p)
     dtype = reference.sum_dtype(x, residual)
-    rows = x.shape[:-1].numel()
+    rows = math.prod(x.shape[:-1])  # numel() would fix a dynamic batch
     stats = x.new_empty(rows, dtype=torch.promote_types(dtype, torch.float32))
     kept = x.new_empty(x.shape if keep_sum else (0,), dtype=dtype)
     out = torch.empty_like(x, memory_format=torch.contiguous_format)
@@ -169,7 +170,7 @@ def _is_kept(kept: Tensor, x: Tensor) -> bool:
 
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    *tensors, ctx.dropout_p, ctx.eps, _keep_sum, ctx.backend = inputs
+    *tensors, ctx.dropout_p, ctx.eps, ctx.keep_sum, ctx.backend = inputs
     ctx.save_for_backward(*tensors, *output[1:])
     ctx.set_materialize_grads(False)
 
@@ -177,6 +178,8 @@ def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]
 def _autograd(ctx: Any, grad_out, grad_sum, _grad_mean, _grad_rstd):
     needs = list(ctx.needs_input_grad[:4])
     rest = (None,) * 5
+    if not ctx.keep_sum:
+        grad_sum = None
     if grad_out is None and grad_sum is None:
         return None, None, None, None, *rest
     found = _add_layer_norm_backward(
