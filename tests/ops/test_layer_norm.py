@@ -79,9 +79,10 @@ def run_case(case: dict, backend: str) -> None:
             backend, fastattn.add_layer_norm, *tensors, dropout_p=p, eps=case["eps"],
             return_sum="sum" in case["outputs"], rng_state=rng if p else None,
         )  # fmt: skip
-        found = dict(zip(("out", "sum"), found if isinstance(found, tuple) else (found,)))  # noqa: B905
+        found = found if isinstance(found, tuple) else (found, None)
+        found = dict(zip(("out", "sum"), found, strict=True))
         assert found["out"].dtype == dtype
-        assert "sum" not in found or found["sum"].dtype == sum_dtype
+        assert found["sum"] is None or found["sum"].dtype == sum_dtype
         return tuple(found[name] for name in case["outputs"])
 
     def plain(*tensors: Tensor | None) -> tuple:
