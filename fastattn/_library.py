@@ -7,6 +7,7 @@ altogether, which saves some 10 us forward and 40 us backward (docs/adr/0003).
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -64,16 +65,31 @@ def register_op(
     ``backward`` are as in ``torch.library.register_autograd``.
     """
     name = schema.split("(", 1)[0]
+    implementation = _without_autocast(implementation)
     _LIBRARY.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
     _LIBRARY.impl(name, implementation, "CompositeExplicitAutograd")
     torch.library.register_fake(f"fastattn::{name}", fake, lib=_LIBRARY)
     function = None
     if setup_context is not None and backward is not None:
+        backward = _without_autocast(backward)
         torch.library.register_autograd(
             f"fastattn::{name}", backward, setup_context=setup_context, lib=_LIBRARY
         )
         function = _autograd_function(name, implementation, setup_context, backward)
     return Op(getattr(torch.ops.fastattn, name).default, implementation, function)
+
+
+def _without_autocast(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The public functions have cast already; within an op torch's own ops must round nothing."""
+
+    @functools.wraps(function)
+    def run(*args: Any) -> Any:
+        if not torch._C._is_any_autocast_enabled():
+            return function(*args)
+        with torch._C._DisableAutocast():
+            return function(*args)
+
+    return run
 
 
 def _autograd_function(

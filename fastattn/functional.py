@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fastattn._autocast import cast_to_autocast
+from fastattn._autocast import cast_mask_to_autocast, cast_to_autocast, cast_to_float32
 from fastattn._checks import check_floating, check_probability, describe
 from fastattn._dispatch import requested
 from fastattn._philox import draw_rng_state
@@ -92,7 +92,8 @@ def scaled_dot_product_attention(
         TypeError, ValueError: in one sentence that names the argument.
         BackendError: if a backend was forced that can't run the call.
     """
-    query, key, value, attn_mask = cast_to_autocast(query, key, value, attn_mask)
+    query, key, value = cast_to_autocast(query, key, value)
+    attn_mask = cast_mask_to_autocast(attn_mask, query)
     query, key, value, attn_mask, batch_shape = _to_four_dims(query, key, value, attn_mask)
     _check_heads(query, key, enable_gqa)
     if key_padding_mask is not None and key_padding_mask.dtype != torch.bool:
@@ -222,6 +223,7 @@ def add_layer_norm(
     Raises:
         TypeError, ValueError: in one sentence that names the argument.
     """
+    x, residual, weight, bias = cast_to_float32(x, residual, weight, bias)
     check_floating("x", x)
     check_probability("dropout_p", dropout_p)
     if dropout_p > 0 and rng_state is None:
@@ -248,6 +250,7 @@ def softmax(
     Raises:
         TypeError, ValueError: in one sentence that names the argument.
     """
+    x, mask = cast_to_float32(x, mask)
     return _softmax.softmax(x, mask, is_causal, scale, requested())
 
 
