@@ -36,7 +36,7 @@ class _Request(threading.local):
 
 _request = _Request()
 _explanation: ContextVar[Explanation | None] = ContextVar("fastattn_explanation", default=None)
-_environment = os.environ.get("FASTATTN_BACKEND", AUTO)
+_environment = os.environ.get("FASTATTN_BACKEND") or AUTO
 _ops: dict[str, dict[str, Backend]] = {}
 
 

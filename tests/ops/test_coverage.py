@@ -1,4 +1,4 @@
-"""What the cpu backend promises to run: every combination below, for every op it has a kernel for."""
+"""What the cpu backend promises to run, for every op that it has a kernel for."""
 
 from __future__ import annotations
 
