@@ -1,4 +1,4 @@
-"""Which backend runs: the order, use_backend, FASTATTN_BACKEND, explain, and the backward's memory."""
+"""Which backend runs: the order, use_backend, FASTATTN_BACKEND, explain, the backward's memory."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ X = torch.zeros(2, 3)
 
 @pytest.fixture
 def recorded(monkeypatch):
-    """An op "toy" whose backends say what they were asked to do; "cpu" declines negative numbers."""
+    """What the backends of an op "toy" were asked to do; its "cpu" declines negative numbers."""
     calls = []
 
     def backend(name):
