@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from numbers import Real
 
+import torch
 from torch import Tensor
 
 
@@ -43,6 +45,32 @@ def check_device(name: str, x: Tensor, other_name: str, other: Tensor) -> None:
 def check_probability(name: str, p: float) -> None:
     if not isinstance(p, Real) or not 0.0 <= p <= 1.0:
         raise ValueError(f"{name} is {p!r}; a number from 0 to 1 is accepted")
+
+
+def check_number(name: str, x: float, least: float = -math.inf) -> None:
+    if isinstance(x, (torch.SymFloat, torch.SymInt)):
+        return
+    words = "a finite number" if least == -math.inf else f"a finite number of at least {least:g}"
+    if not isinstance(x, Real) or isinstance(x, bool):
+        raise TypeError(f"{name} is {describe(x)}; {words} is accepted")
+    if not -math.inf < x < math.inf or x < least:  # torch.compile can't trace math.isfinite
+        raise ValueError(f"{name} is {x!r}; {words} is accepted")
+
+
+def check_bool(name: str, x: bool) -> None:
+    if not isinstance(x, bool):
+        raise TypeError(f"{name} is {describe(x)}; True or False is accepted")
+
+
+def check_int(name: str, x: int) -> None:
+    if not isinstance(x, (int, torch.SymInt)) or isinstance(x, bool):
+        raise TypeError(f"{name} is {describe(x)}; an int is accepted")
+
+
+def check_mask_kind(name: str, x: Tensor) -> None:
+    """A mask is a tensor, boolean or floating; which floating dtype fits is checked by the op."""
+    if not isinstance(x, Tensor) or not (x.dtype == torch.bool or x.is_floating_point()):
+        raise TypeError(f"{name} is {describe(x)}; a bool or floating-point tensor is accepted")
 
 
 def check_count(name: str, number: int) -> None:

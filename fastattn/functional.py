@@ -15,7 +15,15 @@ import torch
 from torch import Tensor
 
 from fastattn._autocast import cast_mask_to_autocast, cast_to_autocast, cast_to_float32
-from fastattn._checks import check_floating, check_probability, describe
+from fastattn._checks import (
+    check_bool,
+    check_floating,
+    check_int,
+    check_mask_kind,
+    check_number,
+    check_probability,
+    describe,
+)
 from fastattn._dispatch import requested
 from fastattn._philox import draw_rng_state
 from fastattn.ops import attention as _attention
@@ -23,6 +31,7 @@ from fastattn.ops import cross_entropy as _cross_entropy
 from fastattn.ops import dropout as _dropout
 from fastattn.ops import layer_norm as _layer_norm
 from fastattn.ops import softmax as _softmax
+from fastattn.ops.attention import check_mask, check_padding
 
 __all__ = [
     "AttentionOutput",
@@ -92,13 +101,16 @@ def scaled_dot_product_attention(
         TypeError, ValueError: in one sentence that names the argument.
         BackendError: if a backend was forced that can't run the call.
     """
+    for name, mask in (("attn_mask", attn_mask), ("key_padding_mask", key_padding_mask)):
+        if mask is not None:
+            check_mask_kind(name, mask)
     query, key, value = cast_to_autocast(query, key, value)
     attn_mask = cast_mask_to_autocast(attn_mask, query)
     query, key, value, attn_mask, batch_shape = _to_four_dims(query, key, value, attn_mask)
     _check_heads(query, key, enable_gqa)
     if key_padding_mask is not None and key_padding_mask.dtype != torch.bool:
-        attn_mask, key_padding_mask = _add_to_mask(attn_mask, key_padding_mask, query), None
-    check_probability("dropout_p", dropout_p)
+        attn_mask, key_padding_mask = _add_to_mask(attn_mask, key_padding_mask, query, key), None
+    _check_scalars(dropout_p, is_causal, scale)
     if dropout_p > 0 and rng_state is None:
         rng_state = draw_rng_state(query.device)
     left, right = _parse_window(window)
@@ -171,7 +183,10 @@ def varlen_attention(
         check_floating(name, x)
     if query.dim() == 3 and key.dim() == 3:
         _check_heads(query, key, enable_gqa)
-    check_probability("dropout_p", dropout_p)
+    _check_scalars(dropout_p, is_causal, scale)
+    for name, length in (("max_seqlen_q", max_seqlen_q), ("max_seqlen_k", max_seqlen_k)):
+        if length is not None:
+            check_int(name, length)
     if dropout_p > 0 and rng_state is None:
         rng_state = draw_rng_state(query.device)
     left, right = _parse_window(window)
@@ -226,6 +241,7 @@ def add_layer_norm(
     x, residual, weight, bias = cast_to_float32(x, residual, weight, bias)
     check_floating("x", x)
     check_probability("dropout_p", dropout_p)
+    check_number("eps", eps, least=0.0)
     if dropout_p > 0 and rng_state is None:
         rng_state = draw_rng_state(x.device)
     return _layer_norm.add_layer_norm(
@@ -250,6 +266,10 @@ def softmax(
     Raises:
         TypeError, ValueError: in one sentence that names the argument.
     """
+    if mask is not None:
+        check_mask_kind("mask", mask)
+    check_bool("is_causal", is_causal)
+    check_number("scale", scale)
     x, mask = cast_to_float32(x, mask)
     return _softmax.softmax(x, mask, is_causal, scale, requested())
 
@@ -292,6 +312,7 @@ def linear_cross_entropy(
         TypeError, ValueError: in one sentence that names the argument.
         IndexError: for a target outside 0 .. V - 1 that is not ``ignore_index`` (checked on CPU).
     """
+    check_int("ignore_index", ignore_index)
     hidden, weight, bias = cast_to_autocast(hidden, weight, bias)
     return _cross_entropy.linear_cross_entropy(
         hidden,
@@ -370,22 +391,37 @@ def _mask_to_four_dims(attn_mask: Tensor | None) -> Tensor | None:
 def _flatten_mask(attn_mask: Tensor, batch: torch.Size) -> Tensor:
     """[..., H, Lq, Lk] to four dimensions, the leading ones expanded only if there are several."""
     mask = _pad_dims(attn_mask, 4)
-    if mask.shape[:-3].numel() == 1:
+    if math.prod(mask.shape[:-3]) == 1:
         return mask.reshape(1, *mask.shape[-3:])
-    return mask.expand(*batch, *mask.shape[-3:]).reshape(-1, *mask.shape[-3:])
+    try:
+        mask = mask.expand(*batch, *mask.shape[-3:])
+    except RuntimeError:
+        raise ValueError(
+            f"attn_mask is {describe(attn_mask)}; leading dimensions that broadcast to the "
+            f"query's {tuple(batch)} are accepted"
+        ) from None
+    return mask.reshape(-1, *mask.shape[-3:])
 
 
-def _add_to_mask(attn_mask: Tensor | None, padding: Tensor, query: Tensor) -> Tensor:
+def _add_to_mask(attn_mask: Tensor | None, padding: Tensor, query: Tensor, key: Tensor) -> Tensor:
     """attn_mask plus a floating key_padding_mask [B, Lk]."""
-    check_floating("key_padding_mask", padding)
-    if padding.dim() != 2:
-        raise ValueError(f"key_padding_mask is {describe(padding)}; [B, Lk] is accepted")
+    (batch, heads, q_len, _), kv_len = query.shape, key.shape[2]
+    check_padding(padding, query, (batch, kv_len))
+    if attn_mask is not None:
+        check_mask(attn_mask, query, (batch, heads, q_len, kv_len))
     added = padding[:, None, None, :].to(torch.promote_types(query.dtype, torch.float32))
     if attn_mask is None:
         return added
     if attn_mask.dtype == torch.bool:
         return torch.where(attn_mask, added, float("-inf"))
     return attn_mask + added
+
+
+def _check_scalars(dropout_p: float, is_causal: bool, scale: float | None) -> None:
+    check_probability("dropout_p", dropout_p)
+    check_bool("is_causal", is_causal)
+    if scale is not None:
+        check_number("scale", scale)
 
 
 def _check_heads(query: Tensor, key: Tensor, enable_gqa: bool) -> None:
@@ -414,7 +450,7 @@ def _parse_window(window: int | tuple[int, int] | None) -> tuple[int, int]:
         return -1, -1
     sides = (window, window) if isinstance(window, int) else window
     pair = isinstance(sides, (tuple, list)) and len(sides) == 2
-    if not pair or not all(isinstance(side, int) and side >= -1 for side in sides):
+    if not pair or not all(type(side) is int and side >= -1 for side in sides):
         raise ValueError(
             f"window is {window!r}; an int, or a pair (left, right), of at least -1 is accepted"
         )

@@ -36,9 +36,11 @@ def check_attention(
             f"value is {describe(value)} but key is {describe(key)}; the same length is accepted"
         )
     if attn_mask is not None:
-        _check_mask(attn_mask, query, (batch, heads, q_len, kv_len))
+        check_mask(attn_mask, query, (batch, heads, q_len, kv_len))
     if key_padding_mask is not None:
-        _check_padding(key_padding_mask, query, (batch, kv_len))
+        if key_padding_mask.dtype != torch.bool:
+            raise TypeError(f"key_padding_mask is {describe(key_padding_mask)}; bool is accepted")
+        check_padding(key_padding_mask, query, (batch, kv_len))
     check_probability("dropout_p", dropout_p)
     check_rng_state(rng_state, dropout_p, query)
 
@@ -68,13 +70,20 @@ def check_varlen(
     check_rng_state(rng_state, dropout_p, query)
 
 
-def check_cu_seqlens_values(name: str, cu_seqlens: Tensor, tokens: int) -> None:
-    """On the CPU, where looking at them costs nothing: from 0 to ``tokens``, never falling."""
-    ends = cu_seqlens.tolist()
+def check_cu_seqlens_values(which: str, cu_seqlens: Tensor, tokens: int, longest: int) -> None:
+    """On the CPU, where looking at them costs nothing: from 0 to ``tokens``, never falling, no
+    sequence longer than ``longest``; ``which`` is "q" or "k"."""
+    name, ends = f"cu_seqlens_{which}", cu_seqlens.tolist()
     rising = all(a <= b for a, b in zip(ends, ends[1:], strict=False))
     if ends[0] != 0 or ends[-1] != tokens or not rising:
         raise ValueError(
             f"{name} is {_shorten(ends)}; rising offsets from 0 to the {tokens} tokens are accepted"
+        )
+    found = max((b - a for a, b in zip(ends, ends[1:], strict=False)), default=0)
+    if found > longest:
+        raise ValueError(
+            f"max_seqlen_{which} is {longest} but a sequence has {found} tokens; at least as many "
+            "are accepted"
         )
 
 
@@ -105,7 +114,7 @@ def _check_qkv(query: Tensor, key: Tensor, value: Tensor, *, ndim: int, layout: 
         )
 
 
-def _check_mask(attn_mask: Tensor, query: Tensor, full: tuple[int, int, int, int]) -> None:
+def check_mask(attn_mask: Tensor, query: Tensor, full: tuple[int, int, int, int]) -> None:
     if attn_mask.dtype not in (torch.bool, query.dtype, torch.float32):
         raise TypeError(
             f"attn_mask is {describe(attn_mask)}; bool, float32 or the query's "
@@ -122,11 +131,8 @@ def _check_mask(attn_mask: Tensor, query: Tensor, full: tuple[int, int, int, int
         )
 
 
-def _check_padding(key_padding_mask: Tensor, query: Tensor, full: tuple[int, int]) -> None:
-    if key_padding_mask.dtype != torch.bool:
-        raise TypeError(
-            f"key_padding_mask is {describe(key_padding_mask)}; bool, True at padding, is accepted"
-        )
+def check_padding(key_padding_mask: Tensor, query: Tensor, full: tuple[int, int]) -> None:
+    """The shape and device; a floating one is added to the mask before the op sees it."""
     check_device("key_padding_mask", key_padding_mask, "query", query)
     if tuple(key_padding_mask.shape) != full:
         raise ValueError(
@@ -135,8 +141,14 @@ def _check_padding(key_padding_mask: Tensor, query: Tensor, full: tuple[int, int
 
 
 def _check_cu_seqlens(name: str, cu_seqlens: Tensor, query: Tensor) -> None:
-    if cu_seqlens.dtype != torch.int32 or cu_seqlens.dim() != 1 or cu_seqlens.shape[0] < 1:
-        raise TypeError(
+    is_tensor = isinstance(cu_seqlens, Tensor)
+    error: type[Exception] | None = None
+    if not is_tensor or cu_seqlens.dtype != torch.int32:
+        error = TypeError
+    elif cu_seqlens.dim() != 1 or cu_seqlens.shape[0] < 1:
+        error = ValueError
+    if error is not None:
+        raise error(
             f"{name} is {describe(cu_seqlens)}; int32 (B + 1,), the offsets of B sequences, "
             "is accepted"
         )

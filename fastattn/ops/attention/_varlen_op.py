@@ -37,8 +37,8 @@ def _forward(*args: Any) -> tuple[Tensor, Tensor, Tensor]:
     check_varlen(*inputs, cfg.dropout_p)
     query, key, _, cu_seqlens_q, cu_seqlens_k, _ = inputs
     if query.device.type == "cpu":
-        check_cu_seqlens_values("cu_seqlens_q", cu_seqlens_q, query.shape[0])
-        check_cu_seqlens_values("cu_seqlens_k", cu_seqlens_k, key.shape[0])
+        check_cu_seqlens_values("q", cu_seqlens_q, query.shape[0], cfg.max_seqlen_q)
+        check_cu_seqlens_values("k", cu_seqlens_k, key.shape[0], cfg.max_seqlen_k)
     return select("varlen_attention", query.device, backend, *inputs, cfg).fwd(*inputs, cfg)
 
 

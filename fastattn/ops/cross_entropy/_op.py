@@ -48,13 +48,15 @@ def linear_cross_entropy(
     """The op on flattened tokens, its gradients computed in the forward only where wanted."""
     _check_words(smoothing, reduction)
     check_floating("hidden", hidden)
+    if not isinstance(target, Tensor):
+        raise TypeError(f"target is {describe(target)}; int64 class indices are accepted")
     if hidden.dim() < 1 or hidden.shape[:-1] != target.shape:
         raise ValueError(
             f"target is {describe(target)} but hidden is {describe(hidden)}; "
             "hidden's shape without its last dimension is accepted"
         )
     trains = torch.is_grad_enabled()
-    needs = [trains and t is not None and t.requires_grad for t in (hidden, weight, bias)]
+    needs = [trains and isinstance(t, Tensor) and t.requires_grad for t in (hidden, weight, bias)]
     loss, nll, *_ = _linear_cross_entropy(
         hidden.reshape(-1, hidden.shape[-1]),
         weight,
@@ -90,9 +92,10 @@ def _check_linear_cross_entropy(
 ) -> None:
     check_floating("hidden", hidden)
     check_like("weight", weight, "hidden", hidden)
-    if weight.dim() != 2 or weight.shape[1] != hidden.shape[-1]:
+    if weight.dim() != 2 or weight.shape[1] != hidden.shape[-1] or weight.shape[0] < 1:
         raise ValueError(
-            f"weight is {describe(weight)} but hidden is {describe(hidden)}; [V, D] is accepted"
+            f"weight is {describe(weight)} but hidden is {describe(hidden)}; [V, D] with at least "
+            "one class is accepted"
         )
     for name, vector in (("bias", bias), ("class_weight", class_weight)):
         if vector is None:

@@ -44,7 +44,8 @@ def add_layer_norm(
 ) -> Tensor | tuple[Tensor, Tensor]:
     """The op, with the sum kept only where it is wanted or the backward will need it."""
     inputs = (x, residual, weight, bias)
-    trains = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in inputs)
+    needs_grad = any(isinstance(t, Tensor) and t.requires_grad for t in inputs)
+    trains = needs_grad and torch.is_grad_enabled()
     is_new = residual is not None or dropout_p > 0  # else the sum is x itself
     keep_sum = is_new and (return_sum or trains)
     out, kept, _, _ = _add_layer_norm(*inputs, rng_state, dropout_p, eps, keep_sum, backend)
