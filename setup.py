@@ -23,23 +23,25 @@ from setuptools.command.build_ext import build_ext
 
 CSRC = Path("csrc")
 AVX2 = ["-mavx2", "-mfma", "-mf16c", "-mbmi", "-mbmi2", "-mpopcnt"]
+AVX512 = [*AVX2, "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl"]
 ISA_FLAGS = {
     "generic": [],
     "sse42": ["-msse4.2", "-mpopcnt"],
     "avx2": AVX2,
-    "avx512": [*AVX2, "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl"],
+    "avx512": AVX512,
+    "avx512bf16": [*AVX512, "-mavx512bf16"],
 }
 FLAGS = (
     "-std=c++17 -O3 -fPIC -fvisibility=hidden -ffp-contract=fast -fno-math-errno "
     "-fno-trapping-math -Wall -Wextra -Wno-ignored-attributes "
-    "-Wno-psabi -Wno-maybe-uninitialized"
+    "-Wno-psabi -Wno-maybe-uninitialized -Wno-uninitialized"
 ).split()
 
 
 def chosen_isas() -> list[str]:
     """The instruction-set levels to build, from FASTATTN_BUILD_ISA or by machine; ascending."""
     is_x86 = platform.machine() in ("x86_64", "AMD64")
-    default = "sse42,avx2,avx512" if is_x86 else "generic"
+    default = "sse42,avx2,avx512,avx512bf16" if is_x86 else "generic"
     chosen = os.environ.get("FASTATTN_BUILD_ISA", default).split(",")
     if unknown := sorted(set(chosen) - set(ISA_FLAGS)):
         raise SystemExit(f"FASTATTN_BUILD_ISA: unknown level {unknown[0]!r}; known: {[*ISA_FLAGS]}")

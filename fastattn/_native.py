@@ -1,7 +1,7 @@
 """The door to the native kernels: the only importer of fastattn._C.
 
-FASTATTN_CPU_ISA (generic, sse42, avx2, avx512) forces an instruction-set level; it is read when the
-kernels are first used. The kernels run on torch's OpenMP threads, so torch is imported first.
+FASTATTN_CPU_ISA (generic, sse42, avx2, avx512, avx512bf16) forces an instruction-set level; it is
+read when the kernels are first used. The kernels run on torch's OpenMP threads, so torch is imported first.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def lib() -> ModuleType:
 
 
 def isa() -> str:
-    """The instruction-set level in use: "generic", "sse42", "avx2" or "avx512"."""
+    """The instruction-set level in use: "generic", "sse42", "avx2", "avx512", "avx512bf16"."""
     return lib().active_isa()
 
 

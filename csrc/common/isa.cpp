@@ -17,7 +17,7 @@ std::string join(const std::vector<Isa>& isas) {
 }  // namespace
 
 const char* isa_name(Isa isa) {
-  constexpr const char* names[] = {"generic", "sse42", "avx2", "avx512"};
+  constexpr const char* names[] = {"generic", "sse42", "avx2", "avx512", "avx512bf16"};
   return names[static_cast<int>(isa)];
 }
 
@@ -34,6 +34,10 @@ bool isa_supported(Isa isa) {
     return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
            __builtin_cpu_supports("bmi2") && __builtin_cpu_supports("f16c");
   };
+  const auto avx512 = [&] {
+    return avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+           __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+  };
   switch (isa) {
     case Isa::generic:
       return true;
@@ -42,8 +46,9 @@ bool isa_supported(Isa isa) {
     case Isa::avx2:
       return avx2();
     case Isa::avx512:
-      return avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-             __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+      return avx512();
+    case Isa::avx512bf16:
+      return avx512() && __builtin_cpu_supports("avx512bf16");
   }
 #endif
   return isa == Isa::generic;

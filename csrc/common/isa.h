@@ -12,7 +12,7 @@
 namespace fastattn {
 
 // In ascending order of preference.
-enum class Isa { generic, sse42, avx2, avx512 };
+enum class Isa { generic, sse42, avx2, avx512, avx512bf16 };
 
 const char* isa_name(Isa isa);
 

@@ -10,7 +10,11 @@
 // row words = the row's low and high word.
 #pragma once
 
+#include <cstdint>
+
+#ifdef FASTATTN_ISA
 #include "common/simd.h"
+#endif
 
 namespace fastattn {
 
