@@ -10,11 +10,8 @@
 // row words = the row's low and high word.
 #pragma once
 
-#include <cstdint>
-
-#ifdef FASTATTN_ISA
 #include "common/simd.h"
-#endif
+#include "common/tensor_view.h"
 
 namespace fastattn {
 
@@ -25,8 +22,21 @@ struct Dropout {
   uint32_t offset = 0;
 };
 
+// From an op's arguments: rng_state is int64 [2] (seed, offset), or absent where p is 0.
+inline Dropout read_dropout(const TensorView& rng_state, double p) {
+  if (p == 0) return {};
+  const auto* words = rng_state.as<const int64_t>();
+  return {p, static_cast<uint64_t>(words[0]), static_cast<uint32_t>(words[rng_state.stride[0]])};
+}
+
 #ifdef FASTATTN_ISA
 namespace FASTATTN_ISA {
+
+// What kept elements are multiplied by.
+template <class C>
+FASTATTN_INLINE C keep_scale(const Dropout& dropout) {
+  return static_cast<C>(dropout.p < 1 ? 1 / (1 - dropout.p) : 0);
+}
 
 // The 64-bit products of the low halves of 64-bit lanes.
 FASTATTN_INLINE Vec<uint64_t> multiply_low(Vec<uint64_t> a, Vec<uint64_t> b) {
@@ -55,7 +65,7 @@ class DropoutRow {
   }
 
   // The words of columns [column, column + kColumns), in order; column is a multiple of 4.
-  FASTATTN_INLINE void words(uint32_t column, Vec<uint32_t> (&out)[kVectors]) const {
+  FASTATTN_INLINE void words(uint64_t column, Vec<uint32_t> (&out)[kVectors]) const {
     // Counters sit in the low halves of 64-bit lanes; the high halves may hold anything, which
     // saves putting products back together. Lane l takes the counter that makes the two
     // interleaves at the end give ascending columns.
@@ -83,11 +93,20 @@ class DropoutRow {
   }
 
   // Masks of the same columns: -1 keep, 0 drop.
-  FASTATTN_INLINE void keep(uint32_t column, Vec<int32_t> (&mask)[kVectors]) const {
+  FASTATTN_INLINE void keep(uint64_t column, Vec<int32_t> (&mask)[kVectors]) const {
     Vec<uint32_t> word[kVectors];
     words(column, word);
     for (int i = 0; i < kVectors; ++i)
       mask[i] = keep_none_ ? Vec<int32_t>{} : word[i] >= splat(threshold_);
+  }
+
+  // The same for vectors of doubles.
+  FASTATTN_INLINE void keep(uint64_t column, Vec<int64_t> (&mask)[2 * kVectors]) const {
+    Vec<int32_t> narrow[kVectors];
+    keep(column, narrow);
+    VecN<int32_t, kLanes<int64_t>> half[2 * kVectors];
+    __builtin_memcpy(half, narrow, sizeof half);
+    for (int i = 0; i < 2 * kVectors; ++i) mask[i] = __builtin_convertvector(half[i], Vec<int64_t>);
   }
 
  private:

@@ -88,6 +88,20 @@ FASTATTN_INLINE Vec<T> splat(T x) {
   return x - Vec<T>{};
 }
 
+// v itself, which the compiler then can't fuse with the product that made it into one operation:
+// for products whose rounding must be the same wherever they are formed.
+template <class V>
+FASTATTN_INLINE V rounded(V v) {
+#if defined(__AVX512F__)
+  asm("" : "+v"(v));
+#elif defined(__x86_64__)
+  asm("" : "+x"(v));
+#elif defined(__aarch64__)
+  asm("" : "+w"(v));
+#endif
+  return v;
+}
+
 // 0, 1, 2, ...
 template <class T>
 FASTATTN_INLINE Vec<T> iota() {
@@ -225,6 +239,30 @@ FASTATTN_INLINE void store(S* p, C v) {
     static_assert(sizeof(v[0]) == sizeof(S));
     __builtin_memcpy(p, &v, sizeof v);
   }
+}
+
+// Stores past the caches, for results too large to be read back from them; p is aligned to the
+// vector. Call finish_streaming() before another thread may read them.
+template <class V, class S>
+FASTATTN_INLINE void store_streaming(S* p, V v) {
+#if defined(__x86_64__)
+  static_assert(sizeof(v[0]) == sizeof(S));
+#if defined(__AVX512F__)
+  _mm512_stream_si512(reinterpret_cast<__m512i*>(p), bit_cast<__m512i>(v));
+#elif defined(__AVX2__)
+  _mm256_stream_si256(reinterpret_cast<__m256i*>(p), bit_cast<__m256i>(v));
+#else
+  _mm_stream_si128(reinterpret_cast<__m128i*>(p), bit_cast<__m128i>(v));
+#endif
+#else
+  store(p, v);
+#endif
+}
+
+FASTATTN_INLINE void finish_streaming() {
+#if defined(__x86_64__)
+  _mm_sfence();
+#endif
 }
 
 // The first n elements, 0 <= n <= lanes; nothing beyond them is written.
