@@ -125,88 +125,120 @@ def _forward_fake(
 def _backward(
     grad_out: Tensor | None,
     grad_sum: Tensor | None,
-    x: Tensor,
-    residual: Tensor | None,
+    total: Tensor,
     weight: Tensor | None,
-    bias: Tensor | None,
     rng_state: Tensor | None,
-    kept: Tensor,
     mean: Tensor,
     rstd: Tensor,
     dropout_p: float,
     eps: float,
     needs: list[bool],
+    x_dtype: torch.dtype,
+    residual_dtype: torch.dtype | None,
+    bias_dtype: torch.dtype | None,
     backend: str,
 ) -> tuple[Tensor, ...]:
+    x, residual = _stand_in(total, x_dtype), _stand_in(total, residual_dtype)
+    bias = _stand_in(mean if weight is None else weight, bias_dtype)
     arguments = (x, residual, weight, bias, rng_state, dropout_p, eps, True)
-    chosen = select("add_layer_norm", x.device, backend, *arguments)
-    found = chosen.bwd(
+    found = select("add_layer_norm", total.device, backend, *arguments).bwd(
         grad_out,
         grad_sum,
-        kept if _is_kept(kept, x) else x,
+        total,
         weight,
         mean,
         rstd,
         rng_state,
         dropout_p,
         tuple(needs),
-        x.dtype,
-        None if residual is None else residual.dtype,
-        None if bias is None else bias.dtype,
+        x_dtype,
+        residual_dtype,
+        bias_dtype,
     )
-    return tuple(x.new_empty(0) if g is None else g for g in found)
+    return tuple(total.new_empty(0) if g is None else g for g in found)
+
+
+def _stand_in(like: Tensor, dtype: torch.dtype | None) -> Tensor | None:
+    """Something of ``like``'s shape and device for ``why_not`` to look at, in ``dtype``."""
+    if dtype is None or dtype == like.dtype:
+        return None if dtype is None else like
+    return like.new_empty((), dtype=dtype).expand(like.shape)
 
 
 def _backward_fake(*args: Any) -> tuple[Tensor, ...]:
-    x, inputs, needs = args[2], args[2:6], args[-2]
+    total, weight = args[2:4]
+    needs, x_dtype, residual_dtype, bias_dtype = args[-5:-1]
+    shapes = (total.shape, total.shape, total.shape[-1:], total.shape[-1:])
+    dtypes = (x_dtype, residual_dtype, None if weight is None else weight.dtype, bias_dtype)
     return tuple(
-        t.new_empty(t.shape) if need and t is not None else x.new_empty(0)
-        for t, need in zip(inputs, needs, strict=True)
+        total.new_empty(shape, dtype=dtype) if need and dtype is not None else total.new_empty(0)
+        for shape, dtype, need in zip(shapes, dtypes, needs, strict=True)
     )
 
 
-def _is_kept(kept: Tensor, x: Tensor) -> bool:
-    """Whether the forward kept a sum; if not, what it normalised is x."""
-    return kept.dim() == x.dim() and kept.shape == x.shape
-
-
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    *tensors, ctx.dropout_p, ctx.eps, ctx.keep_sum, ctx.backend = inputs
-    ctx.save_for_backward(*tensors, *output[1:])
+    x, residual, weight, bias, rng_state, ctx.dropout_p, ctx.eps, keep_sum, ctx.backend = inputs
+    ctx.dtypes = (x.dtype, *(None if t is None else t.dtype for t in (residual, bias)))
+    ctx.keep_sum = keep_sum
+    source = (output[1], None) if keep_sum else (x, residual)
+    ctx.save_for_backward(*source, weight, rng_state, *output[2:])
     ctx.set_materialize_grads(False)
 
 
 def _autograd(ctx: Any, grad_out, grad_sum, _grad_mean, _grad_rstd):
-    needs = list(ctx.needs_input_grad[:4])
     rest = (None,) * 5
     if not ctx.keep_sum:
         grad_sum = None
     if grad_out is None and grad_sum is None:
         return None, None, None, None, *rest
+    total, residual, weight, rng_state, mean, rstd = ctx.saved_tensors
+    if not ctx.keep_sum:
+        total = reference.residual_sum(total, residual, rng_state, ctx.dropout_p)
+    needs = list(ctx.needs_input_grad[:4])
+    x_dtype, residual_dtype, _ = ctx.dtypes
+    shares = ctx.dropout_p == 0 and x_dtype == residual_dtype and needs[0] and needs[1]
     found = _add_layer_norm_backward(
-        grad_out, grad_sum, *ctx.saved_tensors, ctx.dropout_p, ctx.eps, needs, ctx.backend
+        grad_out,
+        grad_sum,
+        total,
+        weight,
+        rng_state,
+        mean,
+        rstd,
+        ctx.dropout_p,
+        ctx.eps,
+        [needs[0], needs[1] and not shares, *needs[2:]],
+        *ctx.dtypes,
+        ctx.backend,
     )
-    return (*(g if need else None for g, need in zip(found, needs, strict=True)), *rest)
+    grads = [g if need else None for g, need in zip(found, needs, strict=True)]
+    if shares:
+        grads[1] = grads[0]
+    return (*grads, *rest)
 
 
 def _setup_double_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-    ctx.save_for_backward(*inputs[:10])
-    ctx.dropout_p, ctx.eps, ctx.needs, _ = inputs[10:]
+    ctx.save_for_backward(*inputs[:7])
+    ctx.dropout_p, ctx.eps, ctx.needs, *ctx.dtypes, _ = inputs[7:]
     ctx.set_materialize_grads(False)
 
 
 def _double_autograd(ctx: Any, *grad_grads: Tensor | None):
-    def formula(grad_out, grad_sum, x, residual, weight, bias, rng_state, kept, _mean, _rstd):
-        total = kept if _is_kept(kept, x) else x
-        statistics = _statistics(total, ctx.eps)
-        dtypes = (x.dtype, *(None if t is None else t.dtype for t in (residual, bias)))
+    def formula(grad_out, grad_sum, total, weight, rng_state, _mean, _rstd):
         return reference.bwd(
-            grad_out, grad_sum, total, weight, *statistics, rng_state, ctx.dropout_p,
-            tuple(ctx.needs), *dtypes,
-        )  # fmt: skip
+            grad_out,
+            grad_sum,
+            total,
+            weight,
+            *_statistics(total, ctx.eps),
+            rng_state,
+            ctx.dropout_p,
+            tuple(ctx.needs),
+            *ctx.dtypes,
+        )
 
     found = differentiate(formula, ctx.saved_tensors, grad_grads)
-    return (*found, None, None, None, None)
+    return (*found, *(None,) * 7)
 
 
 def _statistics(total: Tensor, eps: float) -> tuple[Tensor, Tensor]:
@@ -225,8 +257,9 @@ _add_layer_norm = register_op(
 )
 
 _add_layer_norm_backward = register_op(
-    f"add_layer_norm_backward(Tensor? grad_out, Tensor? grad_sum, {_INPUTS}, Tensor kept, "
-    "Tensor mean, Tensor rstd, float dropout_p, float eps, bool[4] needs, str backend)"
+    "add_layer_norm_backward(Tensor? grad_out, Tensor? grad_sum, Tensor total, Tensor? weight, "
+    "Tensor? rng_state, Tensor mean, Tensor rstd, float dropout_p, float eps, bool[4] needs, "
+    "ScalarType x_dtype, ScalarType? residual_dtype, ScalarType? bias_dtype, str backend)"
     " -> (Tensor, Tensor, Tensor, Tensor)",
     _backward,
     _backward_fake,

@@ -23,10 +23,8 @@ def fwd(
     keep_sum: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """(out, sum or empty, mean [rows], rstd [rows]); the biased variance, in two passes."""
-    dtype = _compute_dtype(x, residual)
-    total = _dropped(x.to(dtype), rng_state, dropout_p)
-    if residual is not None:
-        total = total + residual.to(dtype)
+    dtype = torch.promote_types(sum_dtype(x, residual), torch.float32)
+    total = _wide_sum(x, residual, rng_state, dropout_p)
     kept = total.to(sum_dtype(x, residual))
     mean = total.mean(-1, keepdim=True)
     centred = total - mean
@@ -36,8 +34,11 @@ def fwd(
         out = out * weight.to(dtype)
     if bias is not None:
         out = out + bias.to(dtype)
-    sum_out = kept.contiguous() if keep_sum else x.new_empty(0, dtype=kept.dtype)
-    return out.to(x.dtype).contiguous(), sum_out, mean.flatten(), rstd.flatten()
+    if keep_sum:
+        kept = kept.clone() if kept is x else kept
+    else:
+        kept = x.new_empty(0, dtype=kept.dtype)
+    return out.to(x.dtype).contiguous(), kept.contiguous(), mean.flatten(), rstd.flatten()
 
 
 def bwd(
@@ -88,8 +89,19 @@ def sum_dtype(x: Tensor, residual: Tensor | None) -> torch.dtype:
     return x.dtype if residual is None else torch.promote_types(x.dtype, residual.dtype)
 
 
-def _compute_dtype(x: Tensor, residual: Tensor | None) -> torch.dtype:
-    return torch.promote_types(sum_dtype(x, residual), torch.float32)
+def residual_sum(
+    x: Tensor, residual: Tensor | None, rng_state: Tensor | None, dropout_p: float
+) -> Tensor:
+    """residual + dropout(x), as the forward keeps it."""
+    return _wide_sum(x, residual, rng_state, dropout_p).to(sum_dtype(x, residual))
+
+
+def _wide_sum(
+    x: Tensor, residual: Tensor | None, rng_state: Tensor | None, dropout_p: float
+) -> Tensor:
+    dtype = torch.promote_types(sum_dtype(x, residual), torch.float32)
+    total = _dropped(x.to(dtype), rng_state, dropout_p)
+    return total if residual is None else total + residual.to(dtype)
 
 
 def _dropped(x: Tensor, rng_state: Tensor | None, dropout_p: float) -> Tensor:
@@ -101,4 +113,4 @@ def _dropped(x: Tensor, rng_state: Tensor | None, dropout_p: float) -> Tensor:
 
 
 def _sum_rows(x: Tensor) -> Tensor:
-    return x.reshape(-1, x.shape[-1]).sum(0)
+    return x.reshape(x.shape[:-1].numel(), x.shape[-1]).sum(0)
