@@ -39,7 +39,7 @@ def fwd(
     rng_state: Tensor | None,
     cfg: AttentionConfig,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """(output, lse, lse_low, weights) as ``reference.fwd``."""
+    """(output, lse, lse_low, weights) as ``reference.fwd``; the backward needs the LSE in any case."""
     batch, heads, q_len, _ = query.shape
     statistics = torch.float64 if query.dtype == torch.float64 else torch.float32
     output = empty_output(query, value)
@@ -56,8 +56,8 @@ def fwd(
         rng_state,
         *cfg[:6],
         output,
-        lse if cfg.need_lse else None,
-        lse_low if cfg.need_lse else None,
+        lse,
+        lse_low,
         weights if cfg.return_weights else None,
         torch.get_num_threads(),
     )
