@@ -10,8 +10,13 @@
 // row words = the row's low and high word.
 #pragma once
 
-#include "common/simd.h"
+#include <cstdint>
+
 #include "common/tensor_view.h"
+
+#ifdef FASTATTN_ISA
+#include "common/simd.h"
+#endif
 
 namespace fastattn {
 
