@@ -34,7 +34,7 @@ from examples.translation.prepare import prepare, report
 from examples.translation.score import score, table
 
 SHOWN = 5
-DEFAULT_VOCAB_SIZE = 8000
+DEFAULT_VOCAB_SIZE = 4000
 _PICTURE_WORDS = range(6, 13)
 
 
@@ -255,7 +255,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--max-minutes", type=float, default=10, help="of training (default: 10)")
     parser.add_argument("--source", default="en", help="language code (default: en)")
     parser.add_argument("--target", default="de", help="language code (default: de)")
-    parser.add_argument("--vocab-size", type=int, help="default: the config's, else 8000")
+    parser.add_argument("--vocab-size", type=int, help="default: the config's, else 4000")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument(
         "--set",
