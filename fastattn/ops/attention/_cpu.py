@@ -39,11 +39,11 @@ def fwd(
     rng_state: Tensor | None,
     cfg: AttentionConfig,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """(output, lse, lse_low, weights) as ``reference.fwd``; the backward needs the LSE in any case."""
+    """(output, lse, lse_low, weights) as ``reference.fwd``; the backward always needs the LSE."""
     batch, heads, q_len, _ = query.shape
     statistics = torch.float64 if query.dtype == torch.float64 else torch.float32
     output = empty_output(query, value)
-    lse, lse_low = torch.empty(2, batch, heads, q_len, dtype=statistics).unbind()
+    lse, lse_low = (torch.empty(batch, heads, q_len, dtype=statistics) for _ in range(2))
     weights = query.new_empty((batch, heads, q_len, key.shape[2]) if cfg.return_weights else 0)
     _native.lib().attention_forward(
         query,

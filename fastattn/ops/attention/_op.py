@@ -96,12 +96,17 @@ def _setup_double_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> Non
 
 
 def _double_autograd(ctx: Any, *grad_grads: Tensor | None):
-    *config, needs, _backend = ctx.scalars
+    *config, needs, backend = ctx.scalars
+    cfg, tensors = AttentionConfig(*config), list(ctx.saved_tensors)
+    inputs = tensors[3:9]
+    if select("attention", inputs[0].device, backend, *inputs, cfg).name == "torch":
+        query, key, _, attn_mask, key_padding_mask, _ = inputs  # it has kept no log-sum-exp
+        tensors[10:12] = reference.log_sum_exp(query, key, attn_mask, key_padding_mask, cfg)
 
     def formula(*tensors: Tensor) -> tuple[Tensor | None, ...]:
-        return reference.bwd(*tensors, AttentionConfig(*config), tuple(needs))
+        return reference.bwd(*tensors, cfg, tuple(needs))
 
-    found = differentiate(formula, ctx.saved_tensors, grad_grads)
+    found = differentiate(formula, tuple(tensors), grad_grads)
     return (*found, *(None for _ in ctx.scalars))
 
 

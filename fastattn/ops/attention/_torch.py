@@ -2,6 +2,10 @@
 
 Used where no kernel of ours runs. torch keeps no log-sum-exp for us, so the backward runs its
 forward again; its dropout is not our Philox, so calls with dropout are left to the reference.
+
+torch's fused backward keeps the log-sum-exp in one float32, which gives gradients wrong by whole
+factors for scores of 1e7 and rows of finfo.min. On CPUs, where scores fit into memory, the
+backward is therefore the reference's; on GPUs it is torch's, with that limit.
 """
 
 from __future__ import annotations
@@ -11,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fastattn._library import recording
+from fastattn.ops.attention import reference
 from fastattn.ops.attention.reference import AttentionConfig, empty_output, visible
 
 
@@ -71,6 +76,21 @@ def bwd(
     needs: tuple[bool, bool, bool, bool],
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
     inputs = (query, key, value, attn_mask)
+    if query.is_cpu or grad_lse is not None:  # the latter comes from second derivatives alone
+        lse, lse_low = reference.log_sum_exp(query, key, attn_mask, key_padding_mask, cfg)
+        return reference.bwd(
+            grad_output,
+            grad_lse,
+            grad_weights,
+            *inputs,
+            key_padding_mask,
+            rng_state,
+            output,
+            lse,
+            lse_low,
+            cfg,
+            needs,
+        )
     leaves = [
         None if x is None else x.detach().requires_grad_(need)
         for x, need in zip(inputs, needs, strict=True)

@@ -37,7 +37,7 @@ def fwd(
     tokens, heads, _ = query.shape
     statistics = torch.float64 if query.dtype == torch.float64 else torch.float32
     output = query.new_empty(tokens, heads, value.shape[-1])
-    lse, lse_low = torch.empty(2, heads, tokens, dtype=statistics).unbind()
+    lse, lse_low = (torch.empty(heads, tokens, dtype=statistics) for _ in range(2))
     _native.lib().attention_forward(
         query,
         key,

@@ -113,6 +113,18 @@ def bwd(
     return grad_q, grad_k, grad_v, grad_mask
 
 
+def log_sum_exp(
+    query: Tensor,
+    key: Tensor,
+    attn_mask: Tensor | None,
+    key_padding_mask: Tensor | None,
+    cfg: AttentionConfig,
+) -> tuple[Tensor, Tensor]:
+    """(lse, lse_low) of ``fwd`` alone, for a backend whose forward keeps none."""
+    q, k, _ = _compute_form(query, key, key, key_padding_mask)
+    return _logsumexp(_masked_scores(q, k, attn_mask, key_padding_mask, cfg))
+
+
 def empty_like_heads(x: Tensor, head_dim: int | None = None) -> Tensor:
     """Uninitialised [B, H, L, D] whose memory order is [B, L, H, D], so merging heads is free."""
     batch, heads, length, last = x.shape

@@ -12,7 +12,7 @@ from fastattn.ops.cross_entropy._chunked import RowResult
 from fastattn.ops.cross_entropy.reference import (
     CrossEntropyConfig,
     logits_gradient,
-    smoothing_terms,
+    losses,
 )
 
 
@@ -42,13 +42,9 @@ def _row_pass(
     w = logits.new_ones(logits.shape[-1]) if class_weight is None else class_weight.to(logits.dtype)
     target_weight = w[safe_target.squeeze(-1)] * counts
     lse = torch.logsumexp(logits, -1)
-    nll = target_weight * (lse - logits.gather(-1, safe_target).squeeze(-1))
-    a, b = smoothing_terms(cfg, logits.shape[-1])
-    loss = a * nll
-    if b:
-        loss = loss + b * (lse * w.sum() - logits @ w) * counts
+    log_probs, loss, nll = losses(logits, w, safe_target, target_weight, counts, cfg)
     if factor is not None:
-        grads = logits_gradient(logits, lse, w, safe_target, target_weight, cfg)
+        grads = logits_gradient(log_probs, w, safe_target, target_weight, cfg)
         torch.mul(grads, factor.unsqueeze(-1), out=logits)
         logits.masked_fill_(~counts.unsqueeze(-1), 0.0)
     return RowResult(loss, nll, lse)

@@ -52,18 +52,13 @@ def fwd(
     safe_target = target.masked_fill(~counts, 0).unsqueeze(-1)
     w = logits.new_ones(logits.shape[-1]) if class_weight is None else class_weight.to(dtype)
     target_weight = w[safe_target.squeeze(-1)] * counts
-
-    a, b = smoothing_terms(cfg, logits.shape[-1])
-    nll = target_weight * (lse - logits.gather(-1, safe_target).squeeze(-1))
-    loss = a * nll
-    if b:
-        loss = loss + b * (lse * w.sum() - logits @ w) * counts
+    log_probs, loss, nll = losses(logits, w, safe_target, target_weight, counts, cfg)
     divisor = target_weight.sum() if cfg.reduction == "mean" else None
     if cfg.reduction == "none":
         return loss, nll, lse, *(hidden.new_empty(0) for _ in range(3))
 
     factor = counts.to(dtype) if divisor is None else counts / divisor
-    grads = logits_gradient(logits, lse, w, safe_target, target_weight, cfg) * factor.unsqueeze(-1)
+    grads = logits_gradient(log_probs, w, safe_target, target_weight, cfg) * factor.unsqueeze(-1)
     grads = grads.masked_fill(~counts.unsqueeze(-1), 0.0)
     found = _input_gradients(grads, hidden, weight, bias, needs)
     found = tuple(hidden.new_empty(0) if g is None else g for g in found)
@@ -90,7 +85,8 @@ def bwd(
     safe_target = target.masked_fill(~counts, 0).unsqueeze(-1)
     w = logits.new_ones(logits.shape[-1]) if class_weight is None else class_weight.to(dtype)
     target_weight = w[safe_target.squeeze(-1)] * counts
-    grads = logits_gradient(logits, lse, w, safe_target, target_weight, cfg)
+    log_probs = torch.log_softmax(logits, -1)
+    grads = logits_gradient(log_probs, w, safe_target, target_weight, cfg)
     grads = grads * (grad_loss.to(dtype) * counts).unsqueeze(-1)
     return _input_gradients(grads, hidden, weight, bias, needs)
 
@@ -104,18 +100,40 @@ def smoothing_terms(cfg: CrossEntropyConfig, classes: int) -> tuple[float, float
     return 1.0 - eps - other, other
 
 
-def logits_gradient(
+def losses(
     logits: Tensor,  # [T, V]
-    lse: Tensor,  # [T]
+    w: Tensor,  # [V]
+    safe_target: Tensor,  # [T, 1]
+    target_weight: Tensor,  # [T]
+    counts: Tensor,  # [T]
+    cfg: CrossEntropyConfig,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """(log p [T, V], loss [T], nll [T]), before reduction.
+
+    log p is (z - max z) - log sum exp(z - max z): with logits of 1e7 the two parts of the
+    log-sum-exp in one number would leave no bits for the logarithm.
+    """
+    a, b = smoothing_terms(cfg, logits.shape[-1])
+    log_probs = torch.log_softmax(logits, -1)
+    nll = -target_weight * log_probs.gather(-1, safe_target).squeeze(-1)
+    nll = nll.masked_fill(~counts, 0.0)
+    loss = a * nll
+    if b:
+        loss = loss - (b * (log_probs @ w)).masked_fill(~counts, 0.0)
+    return log_probs, loss, nll
+
+
+def logits_gradient(
+    log_probs: Tensor,  # [T, V]
     w: Tensor,  # [V]
     safe_target: Tensor,  # [T, 1]
     target_weight: Tensor,  # [T]
     cfg: CrossEntropyConfig,
 ) -> Tensor:
     """dloss_i / dz_c, before reduction: [T, V]."""
-    a, b = smoothing_terms(cfg, logits.shape[-1])
+    a, b = smoothing_terms(cfg, log_probs.shape[-1])
     scaled_weight = (a * target_weight).unsqueeze(-1)
-    grads = (scaled_weight + b * w.sum()) * torch.exp(logits - lse.unsqueeze(-1))
+    grads = (scaled_weight + b * w.sum()) * torch.exp(log_probs)
     grads = grads - b * w
     return grads.scatter_add(-1, safe_target, -scaled_weight)
 
