@@ -11,7 +11,7 @@ import fastattn
 from fastattn import use_backend
 from fastattn.testing import Inputs, backends, check, check_all, peers
 from fastattn.testing.pairwise import label, pairwise, sampled
-from tests.harness import run_on
+from tests.harness import judge, run_on
 from tests.ops import attention_cases as matrix
 
 BACKENDS = backends("attention")
@@ -122,6 +122,14 @@ def test_a_row_of_finfo_min_is_uniform(backend, dtype):
     out, _ = compare(backend, query, key, value, mask)
     exact = value.double().mean(2)
     check("row 1", out[:, :, 1], exact, exact.to(dtype))
+    judge(  # and with a mask that needs no gradient, which opens other ways
+        ("output", "dq", "dk", "dv"),
+        lambda *x: (run_on(backend, attention, *x, mask),),
+        lambda *x: peers.attention(*x, mask)[:1],
+        (query, key, value),
+        (inputs.normal(1, 2, 5, 8, dtype=dtype),),
+        sizes=dict.fromkeys(("dq", "dk", "dv"), 10.0),
+    )
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
