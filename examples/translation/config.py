@@ -102,7 +102,7 @@ class TrainingConfig:
     adam_eps: float = 1e-9
     label_smoothing: float = 0.1
     smoothing: str = "exclusive"  # eps/(V-1) each; "uniform": eps/V
-    precision: str = "fp32"  # "bf16": matrix products under autocast
+    precision: str = "fp32"  # "bf16": under autocast; "auto": that where the device has it
     checkpoint_steps: int = 1500
     keep_checkpoints: int = 5  # the last k, which are averaged at the end
     validate_steps: int = 1500
@@ -119,8 +119,9 @@ class TrainingConfig:
             _require(0 <= value < 1, name, value, "at least 0 and below 1")
         kinds = ("exclusive", "uniform")
         _require(self.smoothing in kinds, "smoothing", self.smoothing, "'exclusive' or 'uniform'")
-        kinds = ("fp32", "bf16")
-        _require(self.precision in kinds, "precision", self.precision, "'fp32' or 'bf16'")
+        kinds = ("fp32", "bf16", "auto")
+        value = self.precision
+        _require(value in kinds, "precision", value, "'fp32', 'bf16' or 'auto'")
 
 
 @dataclass(frozen=True)

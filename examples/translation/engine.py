@@ -122,8 +122,8 @@ class Engine:
     """
 
     def __init__(self, config: Config, corpus: PreparedCorpus, device: str | torch.device = "cpu"):
-        self.config = config = with_vocabulary(config, corpus)
         self.device = torch.device(device)
+        self.config = config = settled(config, corpus, self.device)
         training = config.training
         self.ids = corpus.split("train")
         self.batches = TokenBatches(
@@ -216,8 +216,11 @@ def validation_loss(model: Transformer, ids: ParallelIds, config: Config) -> flo
     return float(total) / int(ids.target_lengths.sum())
 
 
-def with_vocabulary(config: Config, corpus: PreparedCorpus) -> Config:
-    """The config with the corpus's vocabulary size; TrainingError where it names another."""
+def settled(config: Config, corpus: PreparedCorpus, device: torch.device) -> Config:
+    """The config with what it leaves to the corpus and the device.
+
+    Raises TrainingError where its vocabulary size is not the corpus's.
+    """
     given, actual = config.model.vocab_size, corpus.vocab_size
     if given not in (None, actual):
         raise TrainingError(
@@ -225,7 +228,20 @@ def with_vocabulary(config: Config, corpus: PreparedCorpus) -> Config:
             f"or pass --set vocab_size={actual}"
         )
     model = dataclasses.replace(config.model, vocab_size=actual)
-    return dataclasses.replace(config, model=model)
+    training = config.training
+    if training.precision == "auto":
+        precision = "bf16" if has_bf16_products(device) else "fp32"
+        training = dataclasses.replace(training, precision=precision)
+    return dataclasses.replace(config, model=model, training=training)
+
+
+def has_bf16_products(device: torch.device) -> bool:
+    """Whether the device multiplies bf16 matrices by instructions of its own."""
+    if device.type == "cuda":
+        return torch.cuda.is_bf16_supported(including_emulation=False)
+    # torch before 2.9 can't tell; then the answer is no, which is slower but right.
+    capabilities = getattr(torch.cpu, "get_capabilities", dict)()
+    return bool(capabilities.get("avx512_bf16") or capabilities.get("amx_bf16"))
 
 
 def _differences(saved: dict[str, Any], given: dict[str, Any]) -> str:

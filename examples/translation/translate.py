@@ -77,12 +77,12 @@ class Translator:
         model.load_state_dict(state["model"])
         return cls(model.to(device), tokenizer, config)
 
-    def translate(self, lines: Sequence[str], batch_size: int = 32) -> list[str]:
+    def translate(self, lines: Sequence[str], batch_size: int = 64) -> list[str]:
         """One translation a line, in order; empty for a line without a visible character."""
         return [self.text(best[0]) if best else "" for best in self.search(lines, batch_size)]
 
     def search(
-        self, lines: Sequence[str], batch_size: int = 32, n_best: int = 1, first_line: int = 1
+        self, lines: Sequence[str], batch_size: int = 64, n_best: int = 1, first_line: int = 1
     ) -> list[list[Hypothesis]]:
         """The `n_best` hypotheses of each line, best first; none for a line without text.
 
@@ -154,7 +154,7 @@ def translate_file(
     translator: Translator,
     source: BinaryIO,
     target: BinaryIO,
-    batch_size: int = 32,
+    batch_size: int = 64,
     n_best: int = 1,
     buffer_lines: int = 2048,
 ) -> int:
@@ -192,7 +192,7 @@ def parser() -> argparse.ArgumentParser:
         "--length-penalty", choices=("gnmt", "average"), help="((5+|Y|)/6)^alpha or |Y|^alpha"
     )
     arguments.add_argument("--n-best", type=int, default=1)
-    arguments.add_argument("--batch-size", type=int, default=32, help="sentences at a time")
+    arguments.add_argument("--batch-size", type=int, default=64, help="sentences at a time")
     arguments.add_argument(
         "--buffer-lines", type=int, help="lines read before the first comes out; 1 on a terminal"
     )

@@ -93,7 +93,7 @@ def test_overrides(override, table, key, value):
         ("[model]\nd_model = 33\nheads = 3", ["d_model must be even", "33"]),
         ("[training]\nlabel_smoothing = -0.1", ["label_smoothing", "-0.1"]),
         ('[training]\nsmoothing = "both"', ["'exclusive' or 'uniform'", "'both'"]),
-        ('[training]\nprecision = "fp8"', ["'fp32' or 'bf16'", "'fp8'"]),
+        ('[training]\nprecision = "fp8"', ["'fp32', 'bf16' or 'auto'", "'fp8'"]),
         ("[training]\nwarmup_steps = 0", ["warmup_steps must be positive"]),
         ("[search]\nbeam = 0", ["beam must be positive"]),
         ("[search]\nalpha = -1.0", ["alpha must be at least 0", "-1.0"]),

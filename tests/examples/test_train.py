@@ -383,6 +383,18 @@ def test_bf16_products_learn_as_well(corpus, toy_config):
     assert all(p.dtype == torch.float32 for p in engine.model.parameters())
 
 
+@pytest.mark.parametrize("capable", [True, False])
+def test_auto_precision_is_settled_by_the_device(
+    corpus, toy_config, tmp_path, monkeypatch, capable
+):
+    capabilities = {"avx512_bf16": capable, "amx_bf16": False}
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: capabilities, raising=False)
+    run = Run(tmp_path, toy(toy_config, precision="auto"), corpus)
+    expected = "bf16" if capable else "fp32"
+    assert run.engine.config.training.precision == expected
+    assert load_config(tmp_path / "config.toml").training.precision == expected
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
