@@ -1,7 +1,8 @@
 """The door to the native kernels: the only importer of fastattn._C.
 
 FASTATTN_CPU_ISA (generic, sse42, avx2, avx512, avx512bf16) forces an instruction-set level; it is
-read when the kernels are first used. The kernels run on torch's OpenMP threads, so torch is imported first.
+read when the kernels are first used. The kernels run on torch's OpenMP threads, so torch is
+imported first.
 """
 
 from __future__ import annotations

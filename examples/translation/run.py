@@ -146,7 +146,8 @@ def prepared_corpus(options: argparse.Namespace, folder: Path) -> tuple[Prepared
 def _open(options: argparse.Namespace) -> tuple[RawCorpus, str]:
     languages = options.source, options.target
     if options.data:
-        return open_corpus(f"files:{options.data}", *languages), f"files in {options.data}"
+        name = Path(options.data).resolve().name
+        return open_corpus(f"files:{options.data}", *languages), f"files in {name}"
     if options.corpus:
         return open_corpus(options.corpus, *languages), f"{options.corpus}, as asked"
     name, why = default_corpus(*languages)
