@@ -75,7 +75,7 @@ def test_flash_attention_443_packed_queries_longer_than_their_one_key(backend):
 
 @BACKENDS
 @pytest.mark.parametrize("lengths", [(113, 203), (65, 127), (1, 129)], ids=str)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 def test_flash_attention_1947_lengths_off_the_tile_with_large_scores(backend, lengths, dtype):
     q_len, kv_len = lengths
     inputs = Inputs()

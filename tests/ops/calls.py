@@ -45,6 +45,15 @@ def make_calls(batch: int = 3, length: int = 5) -> dict[str, Call]:
             causal_alignment="bottom_right", return_lse=True, return_weights=True, rng_state=RNG,
         )  # fmt: skip
 
+    grouped = (
+        *(inputs.normal(batch, h, length, d, dtype=torch.bfloat16)
+          for h, d in ((4, dim), (2, dim), (2, 6))),
+        inputs.normal(length, length),
+    )  # fmt: skip
+
+    def attend_grouped(query, key, value, mask):
+        return fastattn.scaled_dot_product_attention(query, key, value, mask, enable_gqa=True)
+
     def attend_packed(query, key, value, ends):
         return fastattn.varlen_attention(
             query, key, value, ends, ends, dropout_p=0.3, is_causal=True, return_lse=True,
@@ -66,8 +75,12 @@ def make_calls(batch: int = 3, length: int = 5) -> dict[str, Call]:
         "attention-plain": Call(
             "attention", fastattn.scaled_dot_product_attention, (query, key, value)
         ),
+        "attention-mixed": Call("attention", attend_grouped, grouped),
         "varlen": Call("varlen_attention", attend_packed, (*packed, ends)),
         "layer-norm": Call("add_layer_norm", normalise, (x, residual, weight, bias)),
+        "layer-norm-mixed": Call(
+            "add_layer_norm", normalise, (x.bfloat16(), residual, weight, bias.bfloat16())
+        ),
         "layer-norm-plain": Call(
             "add_layer_norm", lambda x, w, b: fastattn.add_layer_norm(x, None, w, b),
             (x, weight, bias),

@@ -97,6 +97,20 @@ def test_gradients_of_a_mask_by_differences(shape, check_gradients):
     )
 
 
+@pytest.mark.parametrize("mask", [None, "bool", "float"])
+def test_gradients_of_a_floating_padding_mask_by_differences(mask):
+    query, key, value, padding = leaves((2, 2, 3, 2), (2, 2, 4, 2), (2, 2, 4, 2), (2, 4))
+    mask = {
+        None: None,
+        "bool": torch.tensor([[1, 0, 1, 1], [0, 0, 0, 0], [1, 1, 1, 1]]).bool(),
+        "float": Inputs(2).normal(3, 4, dtype=torch.float64),
+    }[mask]
+    assert gradcheck(
+        lambda q, padding: attention(q, key, value, mask, key_padding_mask=padding),
+        (query, padding),
+    )
+
+
 def leaves(*shapes: tuple[int, ...]) -> list[torch.Tensor]:
     inputs = Inputs(1)
     return [inputs.normal(*s, dtype=torch.float64).requires_grad_() for s in shapes]
