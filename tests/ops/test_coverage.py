@@ -12,7 +12,8 @@ from fastattn import _native
 from fastattn.testing import why_not
 from tests.ops import attention_cases
 
-KERNELS = ("softmax",)  # that this version must have; any other is held to the same once it exists
+# What this version must have; any other is held to the same once it exists.
+KERNELS = ("attention", "varlen_attention", "add_layer_norm", "softmax", "dropout")
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 RNG = torch.tensor([1, 2])
 
