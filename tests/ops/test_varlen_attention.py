@@ -125,9 +125,8 @@ def test_equals_attention_of_the_padded_batch(backend, dtype, options):
     ends = offsets(lens)
     out = run_on(backend, fastattn.varlen_attention, *packed, ends, ends, return_lse=True,
                  causal_alignment="top_left", **options)  # fmt: skip
-    right = fastattn.scaled_dot_product_attention(
-        *padded, key_padding_mask=~real, return_lse=True, **options
-    )
+    right = run_on(backend, fastattn.scaled_dot_product_attention, *padded,
+                   key_padding_mask=~real, return_lse=True, **options)  # fmt: skip
     torch.testing.assert_close(out.output, right.output.transpose(1, 2)[real])
     torch.testing.assert_close(out.lse, right.lse.transpose(0, 1)[:, real])
 
