@@ -1,7 +1,7 @@
 """Registration of ops with torch: schema, implementation, fake and autograd in one call.
 
 ``torch.library.Library`` with ``define`` + ``impl`` is used rather than the ``custom_op``
-decorator, whose calls cost about twice as much. Plain eager calls go round torch's dispatcher
+decorator, whose calls cost a fifth more. Plain eager calls go round torch's dispatcher
 altogether, which saves some 10 us forward and 40 us backward (docs/adr/0003).
 """
 
