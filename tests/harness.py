@@ -10,9 +10,18 @@ import torch
 from torch import Tensor
 
 from fastattn import use_backend
-from fastattn.testing import check_all, peers, why_not
+from fastattn.testing import Inputs, check_all, peers, why_not
+from fastattn.testing.pairwise import label
 
 Tensors = tuple[Tensor | None, ...]
+
+DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+GRAD_LAYOUTS = ("contiguous", "transposed", "expanded", "sum", "strided")
+
+
+def named(cases: list[dict], defaults: dict) -> list:
+    """Parameters for pytest, each named by its number and what is not the default."""
+    return [pytest.param(c, id=f"{i}-{label(c, defaults)}") for i, c in enumerate(cases)]
 
 
 def run_on(backend: str, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -50,6 +59,18 @@ def judge(
     flat = ((*found[0], *found[1]) for found in (got, exact, peer))
     check_all(names, *flat, sizes=sizes, dtypes=dtypes)
     return got
+
+
+def make_grad(inputs: Inputs, shape: tuple[int, ...], dtype: torch.dtype, layout: str) -> Tensor:
+    """A gradient for an output: numbers in a memory ``layout``, or "sum": one 1 expanded."""
+    if layout == "sum":
+        return torch.ones((), dtype=dtype).expand(shape)
+    return inputs.normal(*shape, dtype=dtype, layout=layout)
+
+
+def offsets(lengths: tuple[int, ...]) -> Tensor:
+    """cu_seqlens of packed sequences: int32 [B + 1]."""
+    return torch.tensor([0, *lengths]).cumsum(0).to(torch.int32)
 
 
 def cast(tensors: Tensors, dtype: torch.dtype) -> Tensors:

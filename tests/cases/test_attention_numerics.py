@@ -8,9 +8,8 @@ from torch import Tensor
 
 import fastattn
 from fastattn.testing import Inputs, backends, check, peers
-from tests.harness import cast, run_on
-from tests.ops.test_attention import compare
-from tests.ops.test_varlen_attention import offsets
+from tests.harness import cast, offsets, run_on
+from tests.ops.attention_cases import compare
 
 BACKENDS = pytest.mark.parametrize("backend", backends("attention"))
 attention = fastattn.scaled_dot_product_attention

@@ -7,8 +7,7 @@ import torch
 
 import fastattn
 from fastattn.testing import Inputs
-from tests.ops.calls import RecordOps
-from tests.ops.test_registration import described
+from tests.ops.calls import RecordOps, described
 
 attention = fastattn.scaled_dot_product_attention
 

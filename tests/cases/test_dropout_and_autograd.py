@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 import fastattn
 from fastattn.testing import Inputs, backends, peers, with_layout
 from tests.harness import judge, run_on
-from tests.ops.test_attention import compare
+from tests.ops.attention_cases import compare
 
 BACKENDS = pytest.mark.parametrize("backend", backends("attention"))
 attention = fastattn.scaled_dot_product_attention

@@ -8,7 +8,7 @@ import torch
 import fastattn
 from fastattn.testing import Inputs, backends, with_layout
 from tests.harness import run_on
-from tests.ops.test_attention import compare
+from tests.ops.attention_cases import compare
 
 BACKENDS = pytest.mark.parametrize("backend", backends("attention"))
 attention = fastattn.scaled_dot_product_attention

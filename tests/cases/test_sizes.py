@@ -7,8 +7,7 @@ import torch
 
 import fastattn
 from fastattn.testing import Inputs, backends, peers
-from tests.harness import cast, run_on
-from tests.ops.test_varlen_attention import offsets
+from tests.harness import cast, offsets, run_on
 
 BACKENDS = pytest.mark.parametrize("backend", backends("attention"))
 VARLEN = pytest.mark.parametrize("backend", backends("varlen_attention"))

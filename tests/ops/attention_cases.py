@@ -1,4 +1,4 @@
-"""The matrix of attention: shapes, masks, patterns, layouts; and one case run on one backend."""
+"""The matrix of attention, and one case of it, or one call, judged on one backend."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor
 
 import fastattn
 from fastattn.testing import Inputs, check_all, peers, philox, with_layout
-from tests.harness import run_on
+from tests.harness import DTYPES, GRAD_LAYOUTS, cast, judge, make_grad, run_on
 
 NEG = float("-inf")
 
@@ -72,8 +72,6 @@ PATTERNS = {
     "window-past": {"window": (0, -1), "causal_alignment": "bottom_right"},
 }
 OUTPUTS = (("output",), ("output", "lse"), ("output", "lse", "weights"), ("lse",), ("weights",))
-DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
-GRAD_LAYOUTS = ("contiguous", "transposed", "expanded", "sum", "strided")
 
 FACTORS = {
     "shape": SHAPES,
@@ -170,11 +168,11 @@ def run_case(case: dict, backend: str) -> None:
         return tuple(x for x, name in zip(found, NAMES, strict=True) if name in outputs)
 
     tensors = (query, key, value, mask)
-    exact = peers.gradients(plain, to(tensors, torch.float64), to(grads, torch.float64))
+    exact = peers.gradients(plain, cast(tensors, torch.float64), cast(grads, torch.float64))
     got = peers.gradients(ours, tensors, grads)
     wide = torch.promote_types(dtype, torch.float32)
-    peer = peers.gradients(plain, to(tensors, dtype), to(grads, dtype))
-    stats = peers.gradients(plain, to(tensors, wide), to(grads, wide))
+    peer = peers.gradients(plain, cast(tensors, dtype), cast(grads, dtype))
+    stats = peers.gradients(plain, cast(tensors, wide), cast(grads, wide))
     same = [
         wide_one if name == "lse" else one
         for name, one, wide_one in zip(outputs, peer[0], stats[0], strict=True)
@@ -191,6 +189,25 @@ def run_case(case: dict, backend: str) -> None:
     )
 
 
+def compare(backend: str, *tensors: Tensor, **options) -> tuple:
+    """(output, gradients of its sum) on ``backend``, after the pass rule for all of them."""
+    tensors = tensors + (None,) * (4 - len(tensors))
+    ones = torch.ones((), dtype=tensors[0].dtype)
+    grads = (ones.expand(*tensors[0].shape[:3], tensors[2].shape[-1]),)
+    case = {"outputs": ("output",), "dropout_p": 0.0}
+    padding = options.get("key_padding_mask")
+    rest = {"scale": None, **{k: v for k, v in options.items() if k != "key_padding_mask"}}
+    found = judge(
+        ("output", "dq", "dk", "dv", "dmask"),
+        lambda *x: (run_on(backend, fastattn.scaled_dot_product_attention, *x, **options),),
+        lambda *x: peers.attention(*x, **options)[:1],
+        tensors,
+        grads,
+        sizes=cancelling_sizes(case, tensors, tensors[3], padding, None, grads, rest),
+    )
+    return found[0][0], found[1]
+
+
 NAMES = ("output", "lse", "weights")
 
 
@@ -198,14 +215,10 @@ def make_grads(case: dict, dtype: torch.dtype, inputs: Inputs) -> tuple[Tensor, 
     b, h, _, q_len, kv_len, _, dv = case["shape"]
     sizes = {"output": (b, h, q_len, dv), "lse": (b, h, q_len), "weights": (b, h, q_len, kv_len)}
     wide = torch.promote_types(dtype, torch.float32)
-    grads = []
-    for name in case["outputs"]:
-        kind = wide if name == "lse" else dtype
-        if case["grad_layout"] == "sum":
-            grads.append(torch.ones((), dtype=kind).expand(sizes[name]))
-        else:
-            grads.append(inputs.normal(*sizes[name], dtype=kind, layout=case["grad_layout"]))
-    return tuple(grads)
+    return tuple(
+        make_grad(inputs, sizes[name], wide if name == "lse" else dtype, case["grad_layout"])
+        for name in case["outputs"]
+    )
 
 
 def merge_padding(
@@ -231,8 +244,12 @@ def cancelling_sizes(
     grads: tuple[Tensor, ...],
     options: dict,
 ) -> dict[str, float]:
-    """The sums of absolute terms behind the answers: rounding errors are in proportion to these."""
-    query, key, value, _ = to(tensors, torch.float64)
+    """The sums of absolute terms behind the answers: rounding errors are in proportion to these.
+
+    A score's own rounding, an epsilon or so of its terms' sum, is the relative error of a weight;
+    a backward that recomputes scores in another order than the forward can't be without it.
+    """
+    query, key, value, _ = cast(tensors, torch.float64)
     if padding is not None:
         key, value = (torch.where(padding[:, None, :, None], 0.0, x) for x in (key, value))
     owner = torch.arange(query.shape[1]) // max(1, query.shape[1] // max(1, key.shape[1]))
@@ -243,7 +260,7 @@ def cancelling_sizes(
     _, _, weights = peers.attention(query, key, value, bools if mask is None else mask, **plain)
     p = case["dropout_p"]
     factor = 1.0 if kept is None else kept / (1 - p)
-    given = dict(zip(case["outputs"], to(grads, torch.float64), strict=True))
+    given = dict(zip(case["outputs"], cast(grads, torch.float64), strict=True))
     grad = torch.zeros_like(weights)
     if "output" in given:
         grad = grad + (given["output"].abs() @ value.abs().mT)
@@ -255,11 +272,18 @@ def cancelling_sizes(
         total = total + given["lse"].abs().unsqueeze(-1)
     terms = weights * (grad + total)
     scale = options["scale"] or (query.shape[-1] or 1) ** -0.5
+    scores = scale * (query.abs() @ key.abs().mT)
+    worth = max(1.0, scores.max().item() / 4) if scores.numel() else 1.0
+    kept_weights = weights * factor
+    rows = given.get("output", torch.zeros_like(query[..., :1])).abs()
     found = {
-        "lse": scale * (query.abs() @ key.abs().mT),
-        "dq": scale * (terms @ key.abs()),
-        "dk": group_sum(scale * terms.mT @ query.abs(), tensors[1]),
-        "dmask": terms if tensors[3] is None else terms.sum_to_size(pad4(tensors[3])),
+        "output": worth * (kept_weights @ value.abs()),
+        "weights": worth * kept_weights,
+        "lse": scores,
+        "dq": worth * scale * (terms @ key.abs()),
+        "dk": worth * group_sum(scale * terms.mT @ query.abs(), tensors[1]),
+        "dv": worth * group_sum(kept_weights.mT @ rows, tensors[2]),
+        "dmask": worth * (terms if tensors[3] is None else terms.sum_to_size(pad4(tensors[3]))),
     }
     return {name: x.max().item() if x.numel() else 0.0 for name, x in found.items()}
 
@@ -278,7 +302,3 @@ def narrower(dtype: torch.dtype, mask: Tensor | None) -> torch.dtype:
     if mask is None or mask.dtype == torch.bool:
         return dtype
     return min(dtype, mask.dtype, key=lambda d: d.itemsize)
-
-
-def to(tensors: tuple, dtype: torch.dtype) -> tuple:
-    return tuple(x.to(dtype) if x is not None and x.is_floating_point() else x for x in tensors)

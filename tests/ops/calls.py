@@ -135,3 +135,9 @@ def record_ops(call: Call) -> list[tuple[Any, tuple]]:
     with RecordOps() as recorded:
         forward_and_backward(call, *call.tensors)
     return recorded.calls
+
+
+def described(x: Tensor) -> tuple:
+    """Shape, strides as far as they matter, dtype."""
+    strides = tuple(s for s, n in zip(x.stride(), x.shape, strict=True) if n > 1)
+    return tuple(x.shape), strides if x.numel() else (), x.dtype

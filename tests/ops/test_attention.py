@@ -10,28 +10,24 @@ from torch.autograd import gradcheck, gradgradcheck
 import fastattn
 from fastattn import use_backend
 from fastattn.testing import Inputs, backends, check, check_all, peers
-from fastattn.testing.pairwise import label, pairwise, sampled
-from tests.harness import judge, run_on
+from fastattn.testing.pairwise import pairwise, sampled
+from tests.harness import judge, named, run_on
 from tests.ops import attention_cases as matrix
+from tests.ops.attention_cases import compare
 
 BACKENDS = backends("attention")
 attention = fastattn.scaled_dot_product_attention
 
 
-def named(cases: list[dict]) -> list:
-    names = [f"{i}-{label(case, matrix.DEFAULTS)}" for i, case in enumerate(cases)]
-    return [pytest.param(case, id=name) for case, name in zip(cases, names, strict=True)]
-
-
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("case", named(pairwise(matrix.FACTORS)))
+@pytest.mark.parametrize("case", named(pairwise(matrix.FACTORS), matrix.DEFAULTS))
 def test_matrix(case, backend):
     matrix.run_case(case, backend)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("case", named(sampled(matrix.FACTORS, 3000)))
+@pytest.mark.parametrize("case", named(sampled(matrix.FACTORS, 3000), matrix.DEFAULTS))
 def test_more_of_the_matrix(case, backend):
     matrix.run_case(case, backend)
 
@@ -213,28 +209,3 @@ def test_one_gradient_alone_is_the_same(backend, wanted):
     out = run_on(backend, attention, *tensors, is_causal=True)
     (grad,) = torch.autograd.grad(out, tensors[wanted], torch.ones(()).expand_as(out))
     torch.testing.assert_close(grad, all_grads[wanted], rtol=1e-5, atol=1e-6)
-
-
-def compare(backend: str, *tensors: torch.Tensor, **options) -> tuple:
-    """(output, gradients of its sum) on ``backend``, after the pass rule for all of them."""
-    tensors = tensors + (None,) * (4 - len(tensors))
-    ones = torch.ones((), dtype=tensors[0].dtype).expand(
-        *tensors[0].shape[:3], tensors[2].shape[-1]
-    )
-
-    def plain(*x):
-        return peers.attention(*x, **options)[:1]
-
-    found = peers.gradients(
-        lambda *x: (run_on(backend, attention, *x, **options),), tensors, (ones,)
-    )
-    wide = matrix.to(tensors, torch.float64)
-    exact = peers.gradients(plain, wide, (ones.double(),))
-    peer = peers.gradients(plain, tensors, (ones,))
-    case = {"outputs": ("output",), "dropout_p": 0.0}
-    padding = options.get("key_padding_mask")
-    options = {"scale": None, **{k: v for k, v in options.items() if k != "key_padding_mask"}}
-    sizes = matrix.cancelling_sizes(case, tensors, tensors[3], padding, None, (ones,), options)
-    check_all(("output", "dq", "dk", "dv", "dmask"), (*found[0], *found[1]), (*exact[0], *exact[1]),
-              (*peer[0], *peer[1]), sizes=sizes)  # fmt: skip
-    return found[0][0], found[1]

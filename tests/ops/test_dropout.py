@@ -8,9 +8,7 @@ from torch.autograd import gradcheck, gradgradcheck
 
 import fastattn
 from fastattn.testing import LAYOUTS, Inputs, backends, philox
-from tests.harness import judge, run_on
-from tests.ops.attention_cases import DTYPES, GRAD_LAYOUTS
-from tests.ops.test_varlen_attention import make_grad
+from tests.harness import DTYPES, GRAD_LAYOUTS, judge, make_grad, run_on
 
 BACKENDS = backends("dropout")
 SHAPES = [(3, 5, 17), (), (1,), (9,), (0, 4), (4, 0), (65, 63), (2, 1, 64)]

@@ -11,10 +11,8 @@ from torch.autograd import gradcheck, gradgradcheck
 import fastattn
 from fastattn import use_backend
 from fastattn.testing import Inputs, backends, check_all, peers, philox
-from fastattn.testing.pairwise import label, pairwise, sampled
-from tests.harness import judge, run_on
-from tests.ops.attention_cases import DTYPES, GRAD_LAYOUTS
-from tests.ops.test_varlen_attention import make_grad
+from fastattn.testing.pairwise import pairwise, sampled
+from tests.harness import DTYPES, GRAD_LAYOUTS, judge, make_grad, named, run_on
 
 BACKENDS = backends("add_layer_norm")
 FACTORS = {
@@ -34,20 +32,15 @@ FACTORS = {
 DEFAULTS = {name: values[0] for name, values in FACTORS.items()}
 
 
-def named(cases: list[dict]) -> list:
-    names = [f"{i}-{label(case, DEFAULTS)}" for i, case in enumerate(cases)]
-    return [pytest.param(case, id=name) for case, name in zip(cases, names, strict=True)]
-
-
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("case", named(pairwise(FACTORS)))
+@pytest.mark.parametrize("case", named(pairwise(FACTORS), DEFAULTS))
 def test_matrix(case, backend):
     run_case(case, backend)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("case", named(sampled(FACTORS, 1500)))
+@pytest.mark.parametrize("case", named(sampled(FACTORS, 1500), DEFAULTS))
 def test_more_of_the_matrix(case, backend):
     run_case(case, backend)
 

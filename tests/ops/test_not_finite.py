@@ -10,8 +10,7 @@ import torch
 
 import fastattn
 from fastattn.testing import Inputs, backends
-from tests.harness import run_on
-from tests.ops.test_varlen_attention import offsets
+from tests.harness import offsets, run_on
 
 NAN, INF = float("nan"), float("inf")
 BAD = pytest.mark.parametrize("bad", [NAN, INF, -INF])

@@ -13,6 +13,7 @@ from fastattn.testing import backends, why_not, with_layout
 from tests.ops.calls import (
     CALLS,
     RecordOps,
+    described,
     forward_and_backward,
     make_calls,
     record_ops,
@@ -74,11 +75,6 @@ def test_fakes_have_the_strides_of_the_real_ones(call, backend, layout):
         both = ((real, fake),) if isinstance(real, Tensor) else zip(real, fake, strict=True)
         for one, other in both:
             assert described(one) == described(other), op
-
-
-def described(x: Tensor) -> tuple:
-    strides = tuple(s for s, n in zip(x.stride(), x.shape, strict=True) if n > 1)
-    return tuple(x.shape), strides if x.numel() else (), x.dtype
 
 
 @pytest.mark.parametrize(("call", "backend"), ON_BACKENDS)

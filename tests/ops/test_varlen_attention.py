@@ -9,9 +9,9 @@ from torch.autograd import gradcheck, gradgradcheck
 
 import fastattn
 from fastattn.testing import Inputs, backends, peers, philox
-from fastattn.testing.pairwise import label, pairwise, sampled
-from tests.harness import judge, run_on
-from tests.ops.attention_cases import DTYPES, GRAD_LAYOUTS, PATTERNS
+from fastattn.testing.pairwise import pairwise, sampled
+from tests.harness import DTYPES, GRAD_LAYOUTS, judge, make_grad, named, offsets, run_on
+from tests.ops.attention_cases import PATTERNS
 
 BACKENDS = backends("varlen_attention")
 LENGTHS = {
@@ -40,20 +40,15 @@ FACTORS = {
 DEFAULTS = {name: values[0] for name, values in FACTORS.items()}
 
 
-def named(cases: list[dict]) -> list:
-    names = [f"{i}-{label(case, DEFAULTS)}" for i, case in enumerate(cases)]
-    return [pytest.param(case, id=name) for case, name in zip(cases, names, strict=True)]
-
-
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("case", named(pairwise(FACTORS)))
+@pytest.mark.parametrize("case", named(pairwise(FACTORS), DEFAULTS))
 def test_matrix(case, backend):
     run_case(case, backend)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("case", named(sampled(FACTORS, 1000)))
+@pytest.mark.parametrize("case", named(sampled(FACTORS, 1000), DEFAULTS))
 def test_more_of_the_matrix(case, backend):
     run_case(case, backend)
 
@@ -100,16 +95,6 @@ def run_case(case: dict, backend: str) -> None:
     size = (1 if case["scale"] is None else dk**0.5) * key_size**2 * 4
     judge((*outputs, "dq", "dk", "dv"), ours, plain, tensors, grads,
           sizes={"dq": size, "dk": size})  # fmt: skip
-
-
-def offsets(lengths: tuple[int, ...]) -> Tensor:
-    return torch.tensor([0, *lengths]).cumsum(0).to(torch.int32)
-
-
-def make_grad(inputs: Inputs, shape: tuple[int, ...], dtype: torch.dtype, layout: str) -> Tensor:
-    if layout == "sum":
-        return torch.ones((), dtype=dtype).expand(shape)
-    return inputs.normal(*shape, dtype=dtype, layout=layout)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
