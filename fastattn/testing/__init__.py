@@ -5,6 +5,7 @@ this package.
 """
 
 from fastattn.testing.backends import backends, why_not
+from fastattn.testing.emulator import emulator_launches
 from fastattn.testing.inputs import LAYOUTS, Inputs, with_layout
 from fastattn.testing.memory import poisoned_memory
 from fastattn.testing.tolerances import FLOORS, check, check_all
@@ -16,6 +17,7 @@ __all__ = [
     "backends",
     "check",
     "check_all",
+    "emulator_launches",
     "poisoned_memory",
     "why_not",
     "with_layout",

@@ -16,6 +16,7 @@ register_backends(
     {
         "cpu": "fastattn.ops.dropout._cpu",
         "reference": "fastattn.ops.dropout.reference",
+        "emulator": "fastattn.ops.dropout._emulator",
     },
 )
 
