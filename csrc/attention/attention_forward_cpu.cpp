@@ -70,8 +70,10 @@ void forward(const AttentionForward& call) {
 void forward_any(const AttentionForward& call) {
   if (call.in.q.dtype == DType::float64) return forward<Float64Math>(call);
 #if defined(__AVX512BF16__)
-  // Weights that are returned are rounded once, not twice.
-  if (call.in.q.dtype == DType::bfloat16 && !call.weights) return forward<BFloat16Math>(call);
+  // Weights that are returned are rounded once, not twice; few queries are bound by memory.
+  const bool is_long = call.in.cu_seqlens_q || call.in.q.size[2] > kFewQueries;
+  if (call.in.q.dtype == DType::bfloat16 && !call.weights && is_long)
+    return forward<BFloat16Math>(call);
 #endif
   forward<Float32Math>(call);
 }

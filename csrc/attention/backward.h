@@ -96,7 +96,7 @@ class BackwardTask {
         problem_(problem),
         n_(sizes),
         scratch_(carve_scratch<BackwardScratch<Sum>>(sizes)),
-        keep_scale_(static_cast<Sum>(keep_scale(call.rules.dropout))) {}
+        keep_scale_(keep_scale<Sum>(call.rules.dropout)) {}
 
   // `next` is a guess at the part that this thread takes next.
   void run(const BackwardPart& part, const BackwardPart& next) {
@@ -202,27 +202,22 @@ class BackwardTask {
   }
 
   void prefetch(const BackwardPart& next) {
-    const int64_t tiles = (min(queries_, kPrefetchRows) + kTileRows - 1) / kTileRows;
-    const auto add = [&](const TensorView& x, const BackwardPart& part, int64_t h, Span rows,
-                         bool to_write) {
-      if (!x || tiles == 0) return;
+    const int64_t steps = min(queries_, kPrefetchRows);
+    const auto add = [&](const TensorView& x, const BackwardPart& part, int64_t h, Span rows) {
+      if (!x || steps == 0) return;
       const Sequence s = problem_.sequence(part.batch);
       const bool of_queries = h >= 0;
       const Matrix m = problem_.matrix(x, part.batch, of_queries ? h : part.kv_head,
                                        of_queries ? s.q_begin : s.k_begin);
-      prefetcher_.add(m, rows.begin, min(rows.end - rows.begin, kPrefetchRows), x.size[3], tiles,
-                      to_write);
+      prefetcher_.add(m, rows.begin, min(rows.end - rows.begin, kPrefetchRows), x.size[3], steps);
     };
     prefetcher_.clear();
-    if (of_queries_) add(call_.grad_q, part_, head(0), part_.queries, true);
-    if (of_keys_) add(call_.grad_k, part_, -1, part_.keys, true);
-    if (of_keys_) add(call_.grad_v, part_, -1, part_.keys, true);
     const int64_t next_head = next.kv_head * problem_.group;
-    add(call_.in.q, next, next_head, next.queries, false);
-    add(call_.grad_out, next, next_head, next.queries, false);
-    add(call_.out, next, next_head, next.queries, false);
-    add(call_.in.k, next, -1, next.keys, false);
-    add(call_.in.v, next, -1, next.keys, false);
+    add(call_.in.q, next, next_head, next.queries);
+    add(call_.grad_out, next, next_head, next.queries);
+    add(call_.out, next, next_head, next.queries);
+    add(call_.in.k, next, -1, next.keys);
+    add(call_.in.v, next, -1, next.keys);
   }
 
   // ---- blocks of keys and queries ----------------------------------------------------------
@@ -324,12 +319,14 @@ class BackwardTask {
     for (int64_t r = rows.begin; r < rows.end; r += kTileRows) {
       const int count = static_cast<int>(min<int64_t>(kTileRows, rows.end - r));
       const Window w(mask, block, part_.queries.begin + r, count);
-      prefetcher_.step();
       seen[tiles++] = w.seen;
       if (w.seen.empty()) continue;
       const int64_t line = r - rows.begin;
       multiply_scores(w, g, r, count, line);
-      for (int n = 0; n < count; ++n) differentiate(mask, w, g, r + n, line + n);
+      for (int n = 0; n < count; ++n) {
+        prefetcher_.step();
+        differentiate(mask, w, g, r + n, line + n);
+      }
       if (of_queries_ && call_.grad_q) add_to_grad_q(w, g, r, count, line);
     }
     if (of_keys_) add_to_grad_keys(block, g, rows, seen, tiles);
@@ -339,11 +336,11 @@ class BackwardTask {
   void multiply_scores(const Window& w, int64_t g, int64_t r, int count, int64_t line) {
     const Rows q = q_rows(g, r), grad_out = grad_out_rows(g, r);
     constexpr int panel = kPanel<Sum>;
-    multiply<Math, false>(count, n_.qk_dim, w.panels, q.data, q.stride, 1,
-                          scratch_.k_panels + w.panel * panel * n_.qk_dim, panel, panel * n_.qk_dim,
+    multiply_panels<Math>(count, n_.qk_dim, w.panels, q.data, q.stride,
+                          scratch_.k_panels + w.panel * panel * n_.qk_dim,
                           line_of(scratch_.weights, line, w.panel), kLineStride);
-    multiply<Math, false>(count, n_.v_dim, w.panels, grad_out.data, grad_out.stride, 1,
-                          scratch_.v_panels + w.panel * panel * n_.v_dim, panel, panel * n_.v_dim,
+    multiply_panels<Math>(count, n_.v_dim, w.panels, grad_out.data, grad_out.stride,
+                          scratch_.v_panels + w.panel * panel * n_.v_dim,
                           line_of(scratch_.grad_scores, line, w.panel), kLineStride);
   }
 

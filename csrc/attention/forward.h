@@ -10,6 +10,7 @@
 // exponential adds about a tenth at D = 64.
 #pragma once
 
+#include "attention/few.h"
 #include "attention/masking.h"
 #include "attention/pack.h"
 #include "attention/prefetch.h"
@@ -18,6 +19,9 @@
 #include "common/simd_math.h"
 
 namespace fastattn::FASTATTN_ISA {
+
+// Queries of a sequence up to which keys and values are not packed.
+inline constexpr int64_t kFewQueries = 4;
 
 // Keys of a block, so that packed keys and values stay in the second-level cache.
 inline int64_t key_block(int64_t qk_dim, int64_t v_dim) {
@@ -86,7 +90,8 @@ class ForwardTask {
   void run(const ForwardChunk& chunk, const ForwardChunk& next) {
     chunk_ = chunk;
     sequence_ = problem_.sequence(chunk.batch);
-    prefetch(next);
+    few_ = Math::kPack == 1 && sequence_.q_len <= kFewQueries;
+    if (!few_) prefetch(next);
     const HiddenKeys hidden =
         find_hidden_keys(call_.in, sequence_.k_len, chunk.batch, chunk.head, scratch_.hidden);
     begin_rows();
@@ -117,22 +122,20 @@ class ForwardTask {
 
   void prefetch(const ForwardChunk& next) {
     const int64_t b = next.batch, size = problem_.v_dim;
-    const int64_t steps = chunk_.heads * ((chunk_.rows + kTileRows - 1) / kTileRows);
+    const int64_t steps = chunk_.heads * chunk_.rows;
     const Sequence s = problem_.sequence(b);
-    prefetcher_.add(problem_.matrix(call_.out, chunk_.batch, chunk_.head, sequence_.q_begin),
-                    chunk_.first, chunk_.rows, size, steps, true);
     if (s.k_len > n_.block || next.rows <= 0) return;
     prefetcher_.add(problem_.matrix(call_.in.q, b, next.head, s.q_begin), next.first, next.rows,
-                    problem_.qk_dim, steps, false);
+                    problem_.qk_dim, steps);
     if (b == chunk_.batch && next.kv_head == chunk_.kv_head) return;
     prefetcher_.add(problem_.matrix(call_.in.k, b, next.kv_head, s.k_begin), 0, s.k_len,
-                    problem_.qk_dim, steps, false);
+                    problem_.qk_dim, steps);
     prefetcher_.add(problem_.matrix(call_.in.v, b, next.kv_head, s.k_begin), 0, s.k_len, size,
-                    steps, false);
+                    steps);
   }
 
   void begin_rows() {
-    if (!is_operand<Math>(q_matrix(0), problem_.qk_dim)) {
+    if (few_ || !is_operand<Math>(q_matrix(0), problem_.qk_dim)) {
       for (int64_t g = 0; g < chunk_.heads; ++g)
         pack_rows<Math>(q_matrix(g), chunk_.first, chunk_.rows, problem_.qk_dim, nullptr,
                         scratch_.q + g * chunk_.rows * q_stride_, q_stride_);
@@ -146,11 +149,13 @@ class ForwardTask {
   // Queries from the chunk's r-th on.
   Operand<Unit> queries(int64_t g, int64_t r) const {
     const Matrix q = q_matrix(g);
-    if (is_operand<Math>(q, problem_.qk_dim)) return as_operand<Math>(q, chunk_.first + r);
+    if (!few_ && is_operand<Math>(q, problem_.qk_dim)) return as_operand<Math>(q, chunk_.first + r);
     return {scratch_.q + (g * chunk_.rows + r) * q_stride_, q_stride_};
   }
 
   void pack_keys(Span block, const HiddenKeys& hidden) {
+    hidden_ = hidden.hidden;
+    if (few_) return;
     const Matrix k = problem_.matrix(call_.in.k, chunk_.batch, chunk_.kv_head, sequence_.k_begin);
     pack_panels<Math>(k, block.begin, block.end - block.begin, problem_.qk_dim, hidden.hidden,
                       scratch_.k);
@@ -158,6 +163,7 @@ class ForwardTask {
 
   // Values are read where they are if they lie in one piece that fills whole panels.
   void pack_values(Span block, const HiddenKeys& hidden) {
+    if (few_) return;
     const Matrix v = problem_.matrix(call_.in.v, chunk_.batch, chunk_.kv_head, sequence_.k_begin);
     if (Math::kPack == 1 && is_operand<Math>(v, problem_.v_dim) && hidden.hidden == nullptr &&
         problem_.v_dim == n_.out_stride && v.row_stride == problem_.v_dim) {
@@ -173,28 +179,55 @@ class ForwardTask {
 
   void multiply_scores(const Window& w, int64_t g, int64_t r, int rows) {
     const Operand<Unit> q = queries(g, r);
-    multiply<Math, false>(rows, n_.steps, w.panels, q.data, q.stride, 1,
-                          scratch_.k + w.panel * kPanel<Unit> * n_.steps, kPanel<Unit>,
-                          n_.steps * kPanel<Unit>, scratch_.scores, n_.score_stride);
+    if constexpr (Math::kPack == 1) {
+      if (few_) {
+        const Matrix k =
+            problem_.matrix(call_.in.k, chunk_.batch, chunk_.kv_head, sequence_.k_begin);
+        const int64_t keys = w.seen.end - w.key;
+        for (int n = 0; n < rows; ++n) {
+          Sum* scores = scratch_.scores + n * n_.score_stride;
+          score_few<Math>(q.data + n * q.stride, k, problem_.qk_dim, w.key, keys, hidden_, scores);
+          for (int64_t j = keys; j < w.columns(); ++j) scores[j] = 0;
+        }
+        return;
+      }
+    }
+    multiply_panels<Math>(rows, n_.steps, w.panels, q.data, q.stride,
+                          scratch_.k + w.panel * kPanel<Unit> * n_.steps, scratch_.scores,
+                          n_.score_stride);
   }
 
   // Adds the keys of a block to rows [r, r + rows) of the chunk's g-th head.
   void add_block(const ScoreMask<Sum>& mask, Span block, int64_t g, int64_t r, int rows) {
     const int64_t i = chunk_.first + r, row = g * chunk_.rows + r;
     const Window w(mask, block, i, rows);
-    prefetcher_.step();
     if (w.seen.empty()) return;
     multiply_scores(w, g, r, rows);
     exponentiate(mask, w, row, i, rows);
     if (call_.rules.dropout.p > 0) drop(w, g, i, rows);
 
     const bool is_first = mask.keys(i, i + rows - 1).begin >= block.begin;
-    const auto product = is_first ? multiply<Math, false> : multiply<Math, true>;
     const int64_t skip = (w.seen.begin - w.key) / Math::kPack;
+    Sum* out = scratch_.out + row * n_.out_stride;
+    if constexpr (Math::kPack == 1) {
+      if (few_) return add_values_few(w, row, rows, is_first);
+    }
+    const auto product = is_first ? multiply<Math, false> : multiply<Math, true>;
     product(rows, steps_of<Math>(w.seen.end - w.key) - skip, n_.out_stride / kPanel<Unit>,
             scratch_.p + skip, n_.score_stride / Math::kPack, 1,
             values_.data + (w.panel * kPanel<Unit> / Math::kPack + skip) * values_.stride,
-            values_.stride, kPanel<Unit>, scratch_.out + row * n_.out_stride, n_.out_stride);
+            values_.stride, kPanel<Unit>, out, n_.out_stride);
+  }
+
+  void add_values_few(const Window& w, int64_t row, int rows, bool is_first) {
+    const Matrix v = problem_.matrix(call_.in.v, chunk_.batch, chunk_.kv_head, sequence_.k_begin);
+    const int64_t skip = w.seen.begin - w.key;
+    for (int n = 0; n < rows; ++n) {
+      Sum* out = scratch_.out + (row + n) * n_.out_stride;
+      if (is_first) __builtin_memset(out, 0, static_cast<size_t>(n_.out_stride) * sizeof(Sum));
+      add_few<Math>(scratch_.scores + n * n_.score_stride + skip, v, problem_.v_dim, w.seen.begin,
+                    w.seen.end - w.seen.begin, hidden_, out);
+    }
   }
 
   // The buffer's scores, of queries i, i + 1, ..., to exponentials; the rows' maximum, total and
@@ -209,6 +242,7 @@ class ForwardTask {
       high[n] = maximum(s, w.columns());
     }
     for (int n = 0; n < rows; ++n) {
+      prefetcher_.step();
       const Sum* s = scratch_.scores + n * n_.score_stride;
       auto* p = reinterpret_cast<Weight*>(scratch_.p) + n * n_.score_stride;
       const Sum old = scratch_.max[row + n], now = max(old, high[n]);
@@ -268,7 +302,7 @@ class ForwardTask {
   // What the output and the weights of a row are multiplied with at the end.
   Sum final_factor(int64_t row) const {
     const Sum total = scratch_.total[row];
-    return total == 0 ? 0 : static_cast<Sum>(keep_scale(call_.rules.dropout)) / total;
+    return total == 0 ? 0 : keep_scale<Sum>(call_.rules.dropout) / total;
   }
 
   // Output and log-sum-exp of the chunk's g-th head.
@@ -361,6 +395,8 @@ class ForwardTask {
   ForwardChunk chunk_{};
   Sequence sequence_{};
   Operand<Unit> values_{};  // of the block
+  const uint8_t* hidden_ = nullptr;
+  bool few_ = false;
   Prefetcher prefetcher_;
 };
 

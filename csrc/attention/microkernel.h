@@ -63,8 +63,7 @@ void multiply_tile(int64_t steps, const typename Math::Unit* a, int64_t row_stri
 #pragma GCC unroll 8
   for (int i = 0; i < kRows; ++i) {
 #pragma GCC unroll 2
-    for (int j = 0; j < kTileVectors; ++j)
-      sum[i][j] = kAdd ? load<Sum>(c + i * c_stride + j * kLanes<Sum>) : Vec<Sum>{};
+    for (int j = 0; j < kTileVectors; ++j) sum[i][j] = Vec<Sum>{};
   }
   // Every third row has a pointer of its own, which leaves enough registers for the addresses.
   const Unit* third[(kRows + 2) / 3];
@@ -90,13 +89,17 @@ void multiply_tile(int64_t steps, const typename Math::Unit* a, int64_t row_stri
 #pragma GCC unroll 8
   for (int i = 0; i < kRows; ++i) {
 #pragma GCC unroll 2
-    for (int j = 0; j < kTileVectors; ++j) store(c + i * c_stride + j * kLanes<Sum>, sum[i][j]);
+    for (int j = 0; j < kTileVectors; ++j) {
+      Sum* to = c + i * c_stride + j * kLanes<Sum>;
+      store(to, kAdd ? load<Sum>(to) + sum[i][j] : sum[i][j]);
+    }
   }
 }
 
 // c[m][n] = sum_k a(m, k) b[k][n], or += with kAdd, for `rows` <= kTileRows and one panel of
 // columns; a(m, k) = a[m * row_stride + k * step_stride]. Sums run over k in ascending order, so
-// an element doesn't depend on how the rows are cut into tiles.
+// an element doesn't depend on how the rows are cut into tiles; with kAdd, the sum is added as a
+// whole.
 template <class Math, bool kAdd>
 __attribute__((noinline)) void multiply_panel(int rows, int64_t steps, const typename Math::Unit* a,
                                               int64_t row_stride, int64_t step_stride,
@@ -141,6 +144,22 @@ void multiply(int64_t rows, int64_t steps, int64_t panels, const typename Math::
                                  a + m * row_stride, row_stride, step_stride,
                                  b + p * b_panel_stride, b_stride,
                                  c + m * c_stride + p * kPanel<typename Math::Unit>, c_stride);
+  }
+}
+
+// A product that begins anew, over panels that lie one after the other ([panels][steps][kPanel]).
+// A long sum is made of sums of at most 64 steps, which keeps its rounding error down.
+template <class Math>
+void multiply_panels(int64_t rows, int64_t steps, int64_t panels, const typename Math::Unit* a,
+                     int64_t row_stride, const typename Math::Unit* b, typename Math::Sum* c,
+                     int64_t c_stride) {
+  constexpr int width = kPanel<typename Math::Unit>;
+  const int64_t parts = max<int64_t>((steps + 63) / 64, 1), most = (steps + parts - 1) / parts;
+  for (int64_t step = 0; step == 0 || step < steps; step += most) {
+    const auto product = step == 0 ? multiply<Math, false> : multiply<Math, true>;
+    product(rows, min(most, steps - step), panels, a + step, row_stride, 1, b + step * width, width,
+            steps * width, c, c_stride);
+    if (most == 0) break;
   }
 }
 

@@ -44,7 +44,7 @@ AttentionInputs inputs(const TensorView& q, const TensorView& k, const TensorVie
 AttentionRules rules(double scale, bool is_causal, bool bottom_right, int64_t window_left,
                      int64_t window_right, double dropout_p, const TensorView& rng_state) {
   return {scale,       is_causal,    bottom_right,
-          window_left, window_right, dropout_from(rng_state, dropout_p)};
+          window_left, window_right, read_dropout(rng_state, dropout_p)};
 }
 
 }  // namespace

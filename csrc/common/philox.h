@@ -59,11 +59,20 @@ FASTATTN_INLINE Vec<uint64_t> multiply_low(Vec<uint64_t> a, Vec<uint64_t> b) {
 // The keep masks of one row, a block of kColumns columns at a time.
 class DropoutRow {
  public:
-  static constexpr int kVectors = 2;
+  // Two independent chains of rounds hide each other's latency; a chain gives two vectors.
+  static constexpr int kChains = 2;
+  static constexpr int kVectors = 2 * kChains;
   static constexpr int kColumns = kVectors * kLanes<uint32_t>;
 
   DropoutRow(const Dropout& dropout, uint32_t row1, uint32_t row2)
-      : row1_(row1), row2_(row2), offset_(dropout.offset), seed_(dropout.seed) {
+      : row1_(row1), row2_(row2), offset_(dropout.offset) {
+    auto k0 = static_cast<uint32_t>(dropout.seed), k1 = static_cast<uint32_t>(dropout.seed >> 32);
+    for (auto& key : key_) {
+      key[0] = k0;
+      key[1] = k1;
+      k0 += 0x9E3779B9u;
+      k1 += 0xBB67AE85u;
+    }
     const double scaled = dropout.p * 4294967296.0;
     keep_none_ = scaled >= 4294967296.0;
     threshold_ = keep_none_ ? 0xffffffffu : static_cast<uint32_t>(scaled);
@@ -77,24 +86,31 @@ class DropoutRow {
     constexpr int n = kLanes<uint64_t>;
     Vec<uint64_t> lane{};
     for (int l = 0; l < n; ++l) lane[l] = static_cast<uint64_t>((l >> 1) + (l & 1) * (n / 2));
-    Vec<uint64_t> c0 = lane + (column >> 2), c1 = splat<uint64_t>(row1_);
-    Vec<uint64_t> c2 = splat<uint64_t>(row2_), c3 = splat<uint64_t>(offset_);
-    auto k0 = static_cast<uint32_t>(seed_), k1 = static_cast<uint32_t>(seed_ >> 32);
-#pragma GCC unroll 7
-    for (int round = 0; round < 7; ++round) {
-      const Vec<uint64_t> p0 = multiply_low(c0, splat<uint64_t>(0xD2511F53u));
-      const Vec<uint64_t> p1 = multiply_low(c2, splat<uint64_t>(0xCD9E8D57u));
-      c0 = (p1 >> 32) ^ c1 ^ k0;
-      c2 = (p0 >> 32) ^ c3 ^ k1;
-      c1 = p1;
-      c3 = p0;
-      k0 += 0x9E3779B9u;
-      k1 += 0xBB67AE85u;
+    Vec<uint64_t> c0[kChains], c1[kChains], c2[kChains], c3[kChains];
+    for (int i = 0; i < kChains; ++i) {
+      c0[i] = lane + (column >> 2) + static_cast<uint64_t>(i * n);
+      c1[i] = splat<uint64_t>(row1_);
+      c2[i] = splat<uint64_t>(row2_);
+      c3[i] = splat<uint64_t>(offset_);
     }
-    const Vec<uint64_t> w01 = (c0 & 0xffffffffu) | (c1 << 32);
-    const Vec<uint64_t> w23 = (c2 & 0xffffffffu) | (c3 << 32);
-    out[0] = bit_cast<Vec<uint32_t>>(interleave<0>(w01, w23));
-    out[1] = bit_cast<Vec<uint32_t>>(interleave<1>(w01, w23));
+#pragma GCC unroll 7
+    for (const auto& key : key_) {
+#pragma GCC unroll 2
+      for (int i = 0; i < kChains; ++i) {
+        const Vec<uint64_t> p0 = multiply_low(c0[i], splat<uint64_t>(0xD2511F53u));
+        const Vec<uint64_t> p1 = multiply_low(c2[i], splat<uint64_t>(0xCD9E8D57u));
+        c0[i] = (p1 >> 32) ^ c1[i] ^ splat(key[0]);
+        c2[i] = (p0 >> 32) ^ c3[i] ^ splat(key[1]);
+        c1[i] = p1;
+        c3[i] = p0;
+      }
+    }
+    for (int i = 0; i < kChains; ++i) {
+      const Vec<uint64_t> w01 = (c0[i] & 0xffffffffu) | (c1[i] << 32);
+      const Vec<uint64_t> w23 = (c2[i] & 0xffffffffu) | (c3[i] << 32);
+      out[2 * i] = bit_cast<Vec<uint32_t>>(interleave<0>(w01, w23));
+      out[2 * i + 1] = bit_cast<Vec<uint32_t>>(interleave<1>(w01, w23));
+    }
   }
 
   // Masks of the same columns: -1 keep, 0 drop.
@@ -131,7 +147,7 @@ class DropoutRow {
   }
 
   uint32_t row1_, row2_, offset_, threshold_;
-  uint64_t seed_;
+  uint64_t key_[7][2];  // of each round
   bool keep_none_;
 };
 
