@@ -17,11 +17,12 @@ CSRC := $(shell find csrc)
 CXX_FILES := $(filter %.h %.cpp %.cuh,$(CSRC))
 GPU := $(wildcard /dev/nvidia0)
 
-.PHONY: help setup train test test-full bench lint format clean distclean
+.PHONY: help setup train test test-triton test-full bench lint format clean distclean
 
 help:
 	@echo 'make train       a Transformer learns to translate: prepare, train, translate, score, draw'
 	@echo 'make test        the tests; make test-full: the slow ones as well'
+	@echo 'make test-triton the Triton kernels, interpreted on the CPU'
 	@echo 'make bench       the benchmarks'
 	@echo 'make lint        the style checks; make format: repair what can be'
 	@echo 'make setup       only the virtual environment $(VENV)'
@@ -35,7 +36,12 @@ train: setup
 test: setup
 	OMP_NUM_THREADS=1 $(PY) -m pytest -m 'not slow and not gpu' -n $(TEST_JOBS) $(TEST_ARGS)
 
+# A process of its own: what is interpreted and what is compiled is settled when triton is imported.
+test-triton: setup
+	OMP_NUM_THREADS=1 TRITON_INTERPRET=1 $(PY) -m pytest -m 'triton and not slow' -n $(TEST_JOBS) $(TEST_ARGS)
+
 test-full: setup
+	OMP_NUM_THREADS=1 TRITON_INTERPRET=1 $(PY) -m pytest -m triton -n $(TEST_JOBS) $(TEST_ARGS)
 	OMP_NUM_THREADS=1 $(PY) -m pytest $(if $(GPU),,-m 'not gpu') -n $(TEST_JOBS) $(TEST_ARGS)
 
 bench: setup

@@ -1,10 +1,19 @@
 from __future__ import annotations
 
+import os
+
 import pytest
+import torch
 
 import fastattn
 
 CPU_BACKENDS = ("reference", "auto")  # each has to run every call of a module on a CPU
+INTERPRETS = os.environ.get("TRITON_INTERPRET") == "1"
+
+if INTERPRETS:
+    from fastattn.testing import triton_interpreter
+
+    triton_interpreter.mend()
 
 
 @pytest.fixture(params=CPU_BACKENDS)
@@ -12,3 +21,29 @@ def backend(request):
     """The test runs once on each backend; "auto" is what a user gets."""
     with fastattn.use_backend(request.param):
         yield request.param
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config, items):
+    """What runs on the triton backend is marked so, and runs under the interpreter alone.
+
+    Its kernels take no float64; that they say so is a test of its own.
+    """
+    kept, dropped = [], []
+    for item in items:
+        parameters = getattr(item, "callspec", None)
+        parameters = {} if parameters is None else parameters.params
+        if parameters.get("backend") == "triton":
+            item.add_marker(pytest.mark.triton)
+        is_triton = item.get_closest_marker("triton") is not None
+        ran = not is_triton or INTERPRETS and not _has_float64(parameters)
+        (kept if ran else dropped).append(item)
+    if dropped:
+        config.hook.pytest_deselected(items=dropped)
+        items[:] = kept
+
+
+def _has_float64(parameters) -> bool:
+    case = parameters.get("case")
+    values = [*parameters.values(), *(case.values() if isinstance(case, dict) else ())]
+    return any(value is torch.float64 for value in values)

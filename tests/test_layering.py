@@ -1,8 +1,8 @@
 """Who may import whom. The rules are those of docs and design: layers only look downwards.
 
 examples, benchmarks -> the public names; nn -> functional -> ops; ops never -> each other;
-references -> torch alone; _cpu and _cuda -> _native -> _C; triton only inside functions;
-csrc: bindings -> ops -> common, and nothing of torch.
+references -> torch alone; _cpu and _cuda -> _native -> _C; triton only in files of kernels, which
+are imported inside functions; csrc: bindings -> ops -> common, and nothing of torch.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ OPS = sorted(p.name for p in (PACKAGE / "ops").iterdir() if (p / "_op.py").exist
 # Words, randomness and dtypes: what any layer may use.
 SUPPORT = {"fastattn._checks", "fastattn._autocast", "fastattn._philox"}
 NATIVE_USERS = re.compile(r"/(_(\w+_)?(cpu|cuda)|_status|__main__|_cuda/driver)\.py$")
+KERNELS = re.compile(r"_\w*triton_\w*kernels\.py|philox\.py")  # of Triton
 
 
 def imports(path: Path, *, top_level: bool = False) -> set[str]:
@@ -133,9 +134,19 @@ def test_only_native_backends_and_the_report_import_native():
 @pytest.mark.parametrize("optional", ["triton", "numpy", "transformers"])
 def test_optional_packages_are_imported_late(optional):
     for path in sources("fastattn"):
-        if PACKAGE / "testing" not in path.parents:
+        is_kernel = optional == "triton" and KERNELS.fullmatch(path.name)
+        if PACKAGE / "testing" not in path.parents and not is_kernel:
             late = imports(path, top_level=True)
             assert_no(path, {n for n in late if within(n, optional)})
+
+
+def test_files_of_triton_kernels_are_imported_late():
+    found = [p for p in sources("fastattn/ops", "fastattn/_triton") if KERNELS.fullmatch(p.name)]
+    modules = {".".join(p.relative_to(ROOT).with_suffix("").parts) for p in found}
+    assert len(modules) > 3
+    for path in sources("fastattn"):
+        if path not in found:
+            assert_no(path, imports(path, top_level=True) & modules)
 
 
 def includes(path: Path) -> list[str]:

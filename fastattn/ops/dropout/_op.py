@@ -15,6 +15,7 @@ register_backends(
     "dropout",
     {
         "cpu": "fastattn.ops.dropout._cpu",
+        "triton": "fastattn.ops.dropout._triton",
         "reference": "fastattn.ops.dropout.reference",
         "emulator": "fastattn.ops.dropout._emulator",
     },

@@ -23,6 +23,7 @@ register_backends(
     "add_layer_norm",
     {
         "cpu": "fastattn.ops.layer_norm._cpu",
+        "triton": "fastattn.ops.layer_norm._triton",
         "torch": "fastattn.ops.layer_norm._torch",
         "reference": "fastattn.ops.layer_norm.reference",
     },

@@ -16,6 +16,7 @@ register_backends(
     "softmax",
     {
         "cpu": "fastattn.ops.softmax._cpu",
+        "triton": "fastattn.ops.softmax._triton",
         "torch": "fastattn.ops.softmax._torch",
         "reference": "fastattn.ops.softmax.reference",
     },
