@@ -4,6 +4,7 @@
 #   TORCH_INDEX  the index torch comes from; empty: tools/install_torch.py chooses by the machine
 #   DATA, RUN, TRAIN_ARGS    make train: the corpus folder, the run's name, further options
 #   TEST_ARGS, TEST_JOBS     make test: further options of pytest, processes
+#   BENCH_ARGS   make bench: further options of pytest, such as --long
 PYTHON ?= python3
 VENV ?= .venv
 TORCH ?= torch==2.13.0
@@ -45,12 +46,12 @@ test-full: setup
 	OMP_NUM_THREADS=1 $(PY) -m pytest $(if $(GPU),,-m 'not gpu') -n $(TEST_JOBS) $(TEST_ARGS)
 
 bench: setup
-	$(PY) -m benchmarks.registration
-	$(if $(wildcard benchmarks/test_*.py),$(PY) -m pytest benchmarks --benchmark-only)
+	$(PY) -m pytest benchmarks --benchmark-only $(BENCH_ARGS)
 
 lint: setup
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
+	$(PY) -m mypy
 	$(VENV)/bin/clang-format --dry-run -Werror $(CXX_FILES)
 
 format: setup

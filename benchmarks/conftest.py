@@ -10,24 +10,45 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks import machine
+from benchmarks import limits, machine
 from benchmarks.harness import compare
-from benchmarks.report import markdown_table
+from benchmarks.report import markdown_table, one_line
 
-_ROWS: list[dict] = []
+RESULTS = Path(__file__).parent / "results"
+ROWS = pytest.StashKey[list[dict]]()
+QUIETNESS = pytest.StashKey[machine.Quietness]()
+
+Run = Callable[[], object]
+Wrap = Callable[[Callable], Callable]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("fastattn benchmarks")
-    group.addoption("--long", action="store_true", help="also run the cases marked slow")
-    group.addoption("--seconds", type=float, default=2.0, help="seconds a case (default 2)")
-    group.addoption("--results", type=Path, help="write the rows to this JSON file")
+    group.addoption(
+        "--long",
+        action="store_true",
+        help="also the cases marked slow, fresh buffers, compiled peers and huge pages",
+    )
+    group.addoption("--seconds", type=float, help="a case is timed so long (by default, its own)")
+    group.addoption(
+        "--results",
+        type=Path,
+        help="the JSON file for the results; by default, and only of a whole run that passes, one "
+        "named by the machine in benchmarks/results",
+    )
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    config.stash[ROWS] = []
+    config.stash[QUIETNESS] = machine.Quietness()
+
+
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    for item in items:
+        item.extra_keyword_matches.add("cpu")
     if not config.getoption("--long"):
         kept = [item for item in items if item.get_closest_marker("slow") is None]
-        config.hook.pytest_deselected(items=[item for item in items if item not in kept])
         items[:] = kept
 
 
@@ -36,67 +57,122 @@ class Race:
     """Compares two functions, checks that they agree first, and keeps a row of the table."""
 
     benchmark: object
-    seconds: float
+    request: pytest.FixtureRequest
 
     def __call__(
         self,
         name: str,
-        ours: Callable[[], object],
-        peer: Callable[[], object],
+        ours: Run,
+        peer: Callable[[Wrap], Run],
         *,
         peer_name: str,
-        reach: float,
+        reach: float | None,
+        limit: limits.Limit,
         check: Callable[[], None] | None = None,
-        limit_seconds: float | None = None,
-        limit_name: str = "",
-        buffers: str = "reused",
+        seconds: float = 3.0,
         **extra: object,
     ) -> None:
-        """``limit_seconds``: one thread's time if only ``limit_name`` bounded the kernel."""
+        """
+        Args:
+            peer: makes the peer's function; its argument is to be put around torch's, and is
+                torch.compile or nothing.
+            reach: the ratio to reach, where there is one.
+            limit: one thread's time by what bounds ours.
+            check: raises where the two disagree; None where the caller has checked that.
+            seconds: of measuring.
+        """
         if check is not None:
             check()
-        seconds = self.seconds
-        found = compare(ours, peer, seconds=seconds, buffers=buffers)
-        row = {
-            "name": name,
-            "peer": peer_name,
-            "ours_ms": found.ours.cpu_seconds * 1e3,
-            "peer_ms": found.peer.cpu_seconds * 1e3,
-            "ratio": found.cpu_ratio,
-            "ours_wall_ms": found.ours.wall_seconds * 1e3,
-            "peer_wall_ms": found.peer.wall_seconds * 1e3,
-            "wall_ratio": found.wall_ratio,
-            "reach": reach,
-            "limit": limit_name,
-            "limit_fraction": limit_seconds and limit_seconds / found.ours.cpu_seconds,
-            "buffers": buffers,
-            "ours_page_faults": found.ours.page_faults,
-            "peer_page_faults": found.peer.page_faults,
-            **extra,
-        }
-        _ROWS.append(row)
-        self.benchmark.extra_info.update(row)
+        option = self.request.config.getoption
+        seconds = option("--seconds") or seconds
+        variants = [("reused", peer_name, peer(lambda f: f))]
+        if option("--long"):
+            torch._dynamo.reset()
+            variants += [
+                ("fresh", peer_name, variants[0][2]),
+                ("reused", f"{peer_name}, compiled", peer(torch.compile)),
+            ]
+        for buffers, against, run in variants:
+            found = compare(ours, run, seconds=seconds, buffers=buffers)
+            self._keep(
+                {
+                    "name": name,
+                    "peer": against,
+                    "buffers": buffers,
+                    "ours_ms": found.ours.cpu_seconds * 1e3,
+                    "peer_ms": found.peer.cpu_seconds * 1e3,
+                    "ratio": found.cpu_ratio,
+                    "ours_wall_ms": found.ours.wall_seconds * 1e3,
+                    "peer_wall_ms": found.peer.wall_seconds * 1e3,
+                    "wall_ratio": found.wall_ratio,
+                    "reach": reach,
+                    "rounds": found.ours.rounds,
+                    "ours_page_faults": found.ours.page_faults,
+                    "peer_page_faults": found.peer.page_faults,
+                    **_of_limit(limit, found.ours.cpu_seconds, found.ours.page_faults),
+                    **extra,
+                }
+            )
         self.benchmark.group = name.split(":")[0]
-        self.benchmark.pedantic(ours, rounds=3, warmup_rounds=1)
+        self.benchmark.pedantic(ours, rounds=1)
+
+    def _keep(self, row: dict) -> None:
+        config = self.request.config
+        config.stash[ROWS].append(row)
+        self.benchmark.extra_info.setdefault("rows", []).append(row)
+        reporter = config.pluginmanager.getplugin("terminalreporter")
+        seconds = config.stash[QUIETNESS].so_far()["minutes"] * 60
+        with config.pluginmanager.getplugin("capturemanager").global_and_fixture_disabled():
+            reporter.write_line(f"\n{seconds:4.0f} s  {one_line(row)}")
+
+
+def _of_limit(limit: limits.Limit, seconds: float, page_faults: float) -> dict:
+    """What bounds the kernel, by share; page faults that it suffers belong to it."""
+    parts = dict(limit)
+    if page_faults > 100:
+        parts["page faults"] = page_faults * limits.page_fault_seconds()
+    total = sum(parts.values())
+    return {
+        "limit": {part: round(took / total, 3) for part, took in parts.items()},
+        "limit_fraction": total / seconds,
+    }
 
 
 @pytest.fixture
 def race(benchmark, request: pytest.FixtureRequest) -> Race:
-    return Race(benchmark, request.config.getoption("--seconds"))
+    return Race(benchmark, request)
 
 
-def pytest_terminal_summary(terminalreporter, config: pytest.Config) -> None:
-    if not _ROWS:
+def pytest_terminal_summary(terminalreporter, exitstatus: int, config: pytest.Config) -> None:
+    rows = config.stash[ROWS]
+    if not rows:
         return
-    terminalreporter.write_sep("=", "ours beside the peers (1 thread CPU time; all threads, wall)")
-    terminalreporter.write_line(markdown_table(_ROWS))
+    about = machine.describe()
+    run = config.stash[QUIETNESS].so_far()
+    terminalreporter.write_sep("=", "ours beside the peers")
+    terminalreporter.write_line(markdown_table(rows))
+    if run["busy"]:
+        terminalreporter.write_line(
+            f"\nTHE MACHINE WAS BUSY: others used {run['cores_used_by_others']} cores meanwhile"
+        )
     path = config.getoption("--results")
+    whole = exitstatus == 0 and _is_whole(config)
+    if path is None and whole:
+        long = "-long" if config.getoption("--long") else ""
+        path = RESULTS / f"{machine.slug(about)}{long}.json"
     if path is not None:
-        about = asdict(machine.describe())
-        path.write_text(json.dumps({"machine": about, "rows": _ROWS}, indent=1) + "\n")
-        terminalreporter.write_line(f"results written to {path}")
+        result = {"machine": asdict(about), "run": run, "rows": rows}
+        path.write_text(json.dumps(result, indent=1) + "\n")
+        terminalreporter.write_line(f"\nresults written to {path}")
 
 
 @pytest.fixture(autouse=True)
 def _seed() -> None:
     torch.manual_seed(0)
+
+
+def _is_whole(config: pytest.Config) -> bool:
+    """Whether the run has every case at its full length."""
+    folders = [Path(config.invocation_params.dir, argument).resolve() for argument in config.args]
+    chosen = config.getoption("-k") or config.getoption("-m") or config.getoption("--seconds")
+    return folders == [RESULTS.parent] and not chosen

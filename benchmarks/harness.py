@@ -1,7 +1,7 @@
 """Fair timing of two functions in one process.
 
 pytest-benchmark times one function at a time, and a machine drifts between two of them. Here ours
-and the peer alternate, in a random order each round, and every figure is a median:
+and the peer alternate, the first of one round last in the next, and every figure is a median:
 
 - 1 thread: CPU time of the process, the steadiest figure on a shared machine;
 - all threads: wall time of the rounds in which the process was not preempted.
@@ -14,27 +14,28 @@ from __future__ import annotations
 
 import ctypes
 import platform
-import random
 import resource
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
 
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
-_LARGE = 2**30
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_MMAP_MAX = -1, -3, -4
+_KEEP_ALL = 2**31 - 1
+_SLOW = 2.0  # seconds; of rounds longer than that few have to do
 
 
 @dataclass
 class Timing:
-    """Medians of one function: seconds, and page faults a call."""
+    """Medians of one function: seconds and page faults a call; how many calls on one thread."""
 
     cpu_seconds: float
     wall_seconds: float
     page_faults: float
+    rounds: int
 
 
 @dataclass
@@ -58,8 +59,10 @@ def set_malloc(buffers: str) -> None:
     if platform.libc_ver()[0] != "glibc":
         return
     libc = ctypes.CDLL(None)
-    libc.mallopt(_M_MMAP_THRESHOLD, _LARGE if buffers == "reused" else 64 * 1024)
-    libc.mallopt(_M_TRIM_THRESHOLD, _LARGE if buffers == "reused" else 64 * 1024)
+    reused = buffers == "reused"
+    libc.mallopt(_M_MMAP_MAX, 0 if reused else 2**16)
+    libc.mallopt(_M_MMAP_THRESHOLD, 64 * 1024)
+    libc.mallopt(_M_TRIM_THRESHOLD, _KEEP_ALL if reused else 64 * 1024)
 
 
 @contextmanager
@@ -76,22 +79,30 @@ def compare(
     ours: Callable[[], object],
     peer: Callable[[], object],
     *,
-    seconds: float = 2.0,
+    seconds: float,
     buffers: str = "reused",
-    max_threads: int | None = None,
 ) -> Comparison:
-    """Time both, alternating, for about ``seconds`` in all."""
+    """Time both, alternating: for ``seconds`` in all, and at least for a few rounds.
+
+    Three fifths of the time go to 1 thread, the rest to all of torch's threads.
+    """
     set_malloc(buffers)
     functions = {"ours": ours, "peer": peer}
+    start = time.perf_counter()
+    for function in functions.values():
+        function()
+    slow = time.perf_counter() - start > _SLOW
+    if not slow:
+        _alternate(functions, 0.05 * seconds, 2)
     with threads(1):
-        single = _alternate(functions, seconds / 2)
-    with threads(max_threads or torch.get_num_threads()):
-        multi = _alternate(functions, seconds / 2)
+        single = _alternate(functions, 0.6 * seconds, 2 if slow else 7)
+    multi = _alternate(functions, 0.4 * seconds, 2 if slow else 7)
     timings = {
         name: Timing(
             cpu_seconds=statistics.median(s.cpu for s in single[name]),
             wall_seconds=statistics.median(_undisturbed(multi[name])),
             page_faults=statistics.median(s.faults for s in single[name]),
+            rounds=len(single[name]),
         )
         for name in functions
     }
@@ -107,19 +118,15 @@ class _Sample:
 
 
 def _alternate(
-    functions: dict[str, Callable[[], object]], seconds: float
+    functions: dict[str, Callable[[], object]], seconds: float, least: int
 ) -> dict[str, list[_Sample]]:
-    order = random.Random(0)
-    for function in functions.values():
-        function()
-        function()
-    samples: dict[str, list[_Sample]] = {name: [] for name in functions}
-    end = time.perf_counter() + seconds
     names = list(functions)
-    while len(samples[names[0]]) < 5 or time.perf_counter() < end:
-        order.shuffle(names)
+    samples: dict[str, list[_Sample]] = {name: [] for name in names}
+    end = time.perf_counter() + seconds
+    while len(samples[names[0]]) < least or time.perf_counter() < end:
         for name in names:
             samples[name].append(_sample(functions[name]))
+        names.reverse()
         if len(samples[names[0]]) >= 2000:
             break
     return samples
@@ -142,9 +149,8 @@ def _undisturbed(samples: list[_Sample]) -> list[float]:
 
 
 def peak_extra_bytes(function: Callable[[], object]) -> int:
-    """How far the resident set grows over its level before while ``function`` runs."""
+    """How far the resident set grows while ``function`` runs, which has run before."""
     set_malloc("fresh")
-    function()
     ctypes.CDLL(None).malloc_trim(0)
     with open("/proc/self/clear_refs", "w") as clear:
         clear.write("5")  # resets the peak
@@ -164,3 +170,10 @@ def assert_agree(name: str, ours: torch.Tensor, peer: torch.Tensor) -> None:
     half = ours.dtype in (torch.float16, torch.bfloat16)
     rtol, atol = (2e-2, 2e-2) if half else (1e-3, 1e-4)
     torch.testing.assert_close(ours, peer, rtol=rtol, atol=atol, msg=lambda m: f"{name}: {m}")
+
+
+def assert_all_agree(
+    names: Sequence[str], ours: Sequence[torch.Tensor], peer: Sequence[torch.Tensor]
+) -> None:
+    for name, a, b in zip(names, ours, peer, strict=True):
+        assert_agree(name, a, b)

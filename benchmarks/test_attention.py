@@ -8,8 +8,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from benchmarks import limits
-from benchmarks.harness import assert_agree
-from fastattn import scaled_dot_product_attention
+from benchmarks.harness import assert_agree, assert_all_agree
+from fastattn import scaled_dot_product_attention, varlen_attention
 
 TRANSLATION, BERT, LONG, WIDE = (
     (32, 8, 64, 64),
@@ -66,31 +66,36 @@ def _masks(mask: str, batch: int, length: int) -> tuple[dict, dict, float]:
 def _label(op: str, shape: tuple[int, ...], mask: str, dtype: torch.dtype = torch.float32) -> str:
     batch, heads, length, dim = shape
     name = str(dtype).removeprefix("torch.")
-    return f"{op}: {name} B{batch} H{heads} S{length} D{dim} {mask}"
+    return f"{op} {name}: B{batch} H{heads} S{length} D{dim} {mask}"
+
+
+def _limit(shape: tuple[int, ...], share: float, products: int, exps: int, dtype=torch.float32):
+    """Of ``products`` matrix products and ``exps`` exponentials for each visible score."""
+    batch, heads, length, dim = shape
+    scores = batch * heads * length * length * share
+    return limits.matmul(2 * products * scores * dim, dtype) | limits.exps(exps * scores)
 
 
 def _race_forward(race, shape, mask: str, reach: float, dtype: torch.dtype) -> None:
-    batch, heads, length, dim = shape
     query, key, value = (torch.randn(shape).to(dtype) for _ in range(3))
-    for_ours, for_torch, share = _masks(mask, batch, length)
+    for_ours, for_torch, share = _masks(mask, shape[0], shape[2])
 
     def ours():
         return scaled_dot_product_attention(query, key, value, **for_ours)
 
-    def peer():
-        return F.scaled_dot_product_attention(query, key, value, **for_torch)
+    def peer(wrap):
+        attention = wrap(lambda *x: F.scaled_dot_product_attention(*x, **for_torch))
+        return lambda: attention(query, key, value)
 
     with torch.no_grad():
-        flops = 4 * batch * heads * length * length * dim * share
         race(
             _label("attention forward", shape, mask, dtype),
             ours,
             peer,
             peer_name="torch SDPA",
             reach=reach,
-            check=lambda: assert_agree("output", ours(), peer()),
-            limit_seconds=flops / limits.matmul_flops(dtype),
-            limit_name="matmul rate",
+            check=lambda: assert_agree("output", ours(), peer(lambda f: f)()),
+            limit=_limit(shape, share, products=2, exps=1, dtype=dtype),
         )
 
 
@@ -106,57 +111,100 @@ def test_forward_bfloat16(race, shape, mask, reach):
 
 @pytest.mark.parametrize(("shape", "dropout_p", "mask", "reach"), BACKWARD)
 def test_forward_and_backward(race, shape, dropout_p, mask, reach):
-    batch, heads, length, dim = shape
     query, key, value = (torch.randn(shape, requires_grad=True) for _ in range(3))
     grad = torch.randn(shape)
     causal = mask == "causal"
 
-    def train(attention):
+    def train(attention, dropout_p=dropout_p):
         output = attention(query, key, value, dropout_p=dropout_p, is_causal=causal)
         return torch.autograd.grad(output, (query, key, value), grad)
 
-    def check():
-        if dropout_p == 0:
-            for name, a, b in zip(
-                ("dq", "dk", "dv"),
-                train(scaled_dot_product_attention),
-                train(F.scaled_dot_product_attention),
-                strict=True,
-            ):
-                assert_agree(name, a, b)
+    def peer(wrap):
+        attention = wrap(lambda *x, **options: F.scaled_dot_product_attention(*x, **options))
+        return lambda: train(attention)
 
-    flops = 14 * batch * heads * length * length * dim * (0.5 if causal else 1.0)
+    def check():
+        without_dropout = (
+            train(attention, dropout_p=0.0)
+            for attention in (scaled_dot_product_attention, F.scaled_dot_product_attention)
+        )
+        assert_all_agree(("dq", "dk", "dv"), *without_dropout)
+
+    dropout = f" dropout {dropout_p}" if dropout_p else ""
     race(
-        _label("attention training", shape, f"{mask} dropout {dropout_p}"),
+        _label(f"attention training{' with dropout' if dropout_p else ''}", shape, mask + dropout),
         lambda: train(scaled_dot_product_attention),
-        lambda: train(F.scaled_dot_product_attention),
+        peer,
         peer_name="torch SDPA",
         reach=reach,
         check=check,
-        limit_seconds=flops / limits.matmul_flops(),
-        limit_name="matmul rate",
+        limit=_limit(shape, 0.5 if causal else 1.0, products=7, exps=2),
     )
 
 
-@pytest.mark.parametrize("kv_len", [512, 4096])
-def test_decode(race, kv_len):
-    query = torch.randn(64, 8, 1, 64)
-    key, value = (torch.randn(64, 8, kv_len, 64) for _ in range(2))
+def _race_decode(race, kv_len: int, dtype: torch.dtype, reach: float | None) -> None:
+    query = torch.randn(64, 8, 1, 64).to(dtype)
+    key, value = (torch.randn(64, 8, kv_len, 64).to(dtype) for _ in range(2))
 
     def ours():
         return scaled_dot_product_attention(query, key, value)
 
-    def peer():
-        return F.scaled_dot_product_attention(query, key, value)
+    def peer(wrap):
+        attention = wrap(lambda *x: F.scaled_dot_product_attention(*x))
+        return lambda: attention(query, key, value)
 
     with torch.no_grad():
         race(
-            f"attention decode: float32 B64 H8 D64 kv {kv_len}",
+            f"attention decode {str(dtype).removeprefix('torch.')}: B64 H8 D64 kv {kv_len}",
             ours,
             peer,
             peer_name="torch SDPA",
-            reach=1.3,
-            check=lambda: assert_agree("output", ours(), peer()),
-            limit_seconds=2 * key.nbytes / limits.read_bandwidth(),
-            limit_name="read bandwidth",
+            reach=reach,
+            check=lambda: assert_agree("output", ours(), peer(lambda f: f)()),
+            limit=limits.read(2 * key.nbytes, 2 * key.nbytes),
+        )
+
+
+@pytest.mark.parametrize("kv_len", [512, 4096])
+def test_decode(race, kv_len):
+    _race_decode(race, kv_len, torch.float32, 1.3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kv_len", [512, 4096])
+def test_decode_bfloat16(race, kv_len):
+    _race_decode(race, kv_len, torch.bfloat16, None)
+
+
+@pytest.mark.slow
+def test_packed_sentences(race):
+    """Beside torch's attention on the same sentences padded."""
+    batch, heads, length, dim = BERT
+    padding = _padding(batch, length)
+    padded = [torch.randn(batch, length, heads, dim) for _ in range(3)]
+    packed = [x[~padding] for x in padded]
+    ends = (~padding).sum(1).cumsum(0)
+    offsets = torch.cat([ends.new_zeros(1), ends]).int()
+
+    def ours():
+        return varlen_attention(*packed, offsets, offsets)
+
+    def peer(wrap):
+        visible = ~padding[:, None, None, :]
+        attention = wrap(lambda *x: F.scaled_dot_product_attention(*x, attn_mask=visible))
+        return lambda: attention(*(x.transpose(1, 2) for x in padded))
+
+    def check():
+        assert_agree("output", ours(), peer(lambda f: f)().transpose(1, 2)[~padding])
+
+    visible = (~padding).sum(1).float().square().mean().item() / length**2
+    with torch.no_grad():
+        race(
+            _label("varlen_attention forward", BERT, "packed"),
+            ours,
+            peer,
+            peer_name="torch SDPA, padded",
+            reach=None,
+            check=check,
+            limit=_limit(BERT, visible, products=2, exps=1),
         )

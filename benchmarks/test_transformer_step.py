@@ -16,11 +16,22 @@ from torch import Tensor, nn
 
 import fastattn
 from benchmarks import limits
+from benchmarks.harness import assert_agree
 from examples.translation.config import load_config
 from examples.translation.model import SinusoidalPositions, Transformer
 from examples.translation.optim import adam
 
 PAD = 0
+
+
+RENAMED = {
+    "self_attention": "self_attn",
+    "cross_attention": "multihead_attn",
+    "self_connection.norm": "norm1",
+    "cross_connection.norm": "norm2",
+    "feed_forward.inner": "linear1",
+    "feed_forward.outer": "linear2",
+}
 
 
 class Case(NamedTuple):
@@ -41,7 +52,8 @@ CASES = [
 
 
 class TorchTransformer(nn.Module):
-    """nn.Transformer as the paper has it: dropout on sublayer outputs and embeddings alone."""
+    """nn.Transformer as the paper has it: dropout on sublayer outputs and embeddings alone, no
+    biases in attention."""
 
     def __init__(self, config):
         super().__init__()
@@ -57,14 +69,30 @@ class TorchTransformer(nn.Module):
             config.dropout,
             layer_norm_eps=config.norm_eps,
             batch_first=True,
+            norm_first=config.norm == "pre",
         )
-        self.transformer.encoder.norm = self.transformer.decoder.norm = None
+        if config.norm == "post":
+            self.transformer.encoder.norm = self.transformer.decoder.norm = None
         self.transformer.encoder.enable_nested_tensor = False
         for module in self.transformer.modules():
             if isinstance(module, nn.MultiheadAttention):
                 module.dropout = config.attention_dropout
+                module.in_proj_bias = module.out_proj.bias = None
             if isinstance(module, (nn.TransformerEncoderLayer, nn.TransformerDecoderLayer)):
                 module.dropout.p = config.relu_dropout
+
+    def take_weights(self, ours: Transformer) -> None:
+        """Those of the example's model, under torch's names."""
+        state = {}
+        for name, value in ours.state_dict().items():
+            name = name.replace("embedding.weight", "embedding")
+            last = "norm3" if name.startswith("decoder") else "norm2"
+            name = name.replace("feed_forward_connection.norm", last)
+            for before, after in RENAMED.items():
+                name = name.replace(before, after)
+            state[name if name == "embedding" else f"transformer.{name}"] = value
+        missing, unknown = self.load_state_dict(state, strict=False)
+        assert not unknown and all("positions" in name for name in missing), (missing, unknown)
 
     def embed(self, tokens: Tensor) -> Tensor:
         x = F.embedding(tokens, self.embedding) * self.embedding.shape[1] ** 0.5
@@ -111,35 +139,50 @@ def _batch(case: Case) -> tuple[Tensor, Tensor, Tensor]:
     return source, target, labels
 
 
+@pytest.mark.filterwarnings("ignore:enable_nested_tensor")
 @pytest.mark.parametrize("case", CASES, ids=lambda c: f"{c.name}-{c.dtype}")
 def test_training_step(race, case):
     config = load_config(case.config)
     shape = replace(config.model, vocab_size=case.vocab_size)
     if case.name == "tiny d128":
         shape = replace(shape, d_model=128, d_ff=512, layers=4, heads=4)
-    models = {"ours": Transformer(shape), "peer": TorchTransformer(shape)}
-    losses = {"ours": lambda *b: _fastattn_loss(models["ours"], *b), "peer": models["peer"].loss}
-    optimizers = {name: adam(model.parameters(), config.training) for name, model in models.items()}
+    ours, torchs = Transformer(shape), TorchTransformer(shape)
+    torchs.take_weights(ours)
     batch = _batch(case)
 
-    def step(name: str) -> Tensor:
-        optimizers[name].zero_grad(set_to_none=True)
+    def forward(loss):
         with torch.autocast("cpu", torch.bfloat16, enabled=case.dtype == torch.bfloat16):
-            loss = losses[name](*batch)
-        loss.backward()
-        optimizers[name].step()
-        return loss
+            return loss(*batch)
+
+    def training_step(model, loss):
+        optimizer = adam(model.parameters(), config.training)
+
+        def step() -> None:
+            optimizer.zero_grad(set_to_none=True)
+            forward(loss).backward()
+            optimizer.step()
+
+        return step
+
+    def ours_loss(*batch):
+        return _fastattn_loss(ours, *batch)
+
+    def check():
+        ours.eval(), torchs.eval()
+        assert_agree("loss", forward(ours_loss), forward(torchs.loss))
+        ours.train(), torchs.train()
 
     tokens = case.sentences * case.length
     race(
-        f"Transformer step: {case.name} {str(case.dtype).removeprefix('torch.')} "
+        f"Transformer training step: {case.name} {str(case.dtype).removeprefix('torch.')} "
         f"V{case.vocab_size} {tokens} tokens",
-        lambda: step("ours"),
-        lambda: step("peer"),
+        training_step(ours, ours_loss),
+        lambda wrap: training_step(torchs, wrap(torchs.loss)),
         peer_name="torch.nn.Transformer",
         reach=case.reach,
-        limit_seconds=_matmul_flops(shape, tokens) / limits.matmul_flops(case.dtype),
-        limit_name="matmul rate",
+        check=check,
+        limit=limits.matmul(_matmul_flops(shape, tokens), case.dtype)
+        | limits.exps(tokens * case.vocab_size),
     )
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any, TypeGuard
+
 import torch
 from torch import Tensor
 
@@ -11,7 +13,7 @@ def is_enabled(device_type: str) -> bool:
     return device_type != "meta" and torch.is_autocast_enabled(device_type)
 
 
-def cast_to_autocast(*tensors: Tensor | None) -> tuple[Tensor | None, ...]:
+def cast_to_autocast(*tensors: Tensor | None) -> tuple[Any, ...]:
     """Floating tensors (float64 excepted) in the autocast dtype of their device, if it is on.
 
     The rule of torch's "lower precision" list, in which its attention and linear stand.
@@ -22,7 +24,7 @@ def cast_to_autocast(*tensors: Tensor | None) -> tuple[Tensor | None, ...]:
     return _cast(tensors, torch.get_autocast_dtype(device_type))
 
 
-def cast_to_float32(*tensors: Tensor | None) -> tuple[Tensor | None, ...]:
+def cast_to_float32(*tensors: Tensor | None) -> tuple[Any, ...]:
     """Floating tensors (float64 excepted) in float32 where autocast is on, but on the CPU as given.
 
     The rule of torch's "float32" list, in which its layer_norm and softmax stand on GPUs alone.
@@ -48,9 +50,9 @@ def _device_type(x: object) -> str:
     return x.device.type if isinstance(x, Tensor) else "cpu"
 
 
-def _cast(tensors: tuple[Tensor | None, ...], dtype: torch.dtype) -> tuple[Tensor | None, ...]:
+def _cast(tensors: tuple[Tensor | None, ...], dtype: torch.dtype) -> tuple[Any, ...]:
     return tuple(x.to(dtype) if _is_eligible(x) else x for x in tensors)
 
 
-def _is_eligible(x: Tensor | None) -> bool:
+def _is_eligible(x: Tensor | None) -> TypeGuard[Tensor]:
     return isinstance(x, Tensor) and x.is_floating_point() and x.dtype != torch.float64

@@ -28,7 +28,7 @@ _DTYPE_CODES = {
 @functools.cache
 def _load() -> tuple[ModuleType | None, str | None]:
     try:
-        from fastattn import _C
+        from fastattn import _C  # type: ignore[attr-defined]
     except ModuleNotFoundError:
         return None, (
             "fastattn was installed without its native kernels; they need Linux (x86-64 or "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 
@@ -11,7 +12,7 @@ import torch
 @contextmanager
 def poisoned_memory() -> Iterator[None]:
     """Within it, every uninitialised floating tensor (torch.empty, x.new_empty, ...) holds NaN."""
-    settings = torch.utils.deterministic
+    settings: Any = torch.utils.deterministic
     before = (
         settings.fill_uninitialized_memory,
         torch.are_deterministic_algorithms_enabled(),

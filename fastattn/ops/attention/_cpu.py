@@ -79,7 +79,7 @@ def bwd(
     lse_low: Tensor,
     cfg: AttentionConfig,
     needs: tuple[bool, bool, bool, bool],
-) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
+) -> tuple[Tensor | None, ...]:
     """Gradients of query, key, value and attn_mask as ``reference.bwd``, None where not needed.
 
     The gradient of attn_mask takes a temporary [B, Hq, Lq, Lk] of the statistics' dtype.
@@ -112,6 +112,6 @@ def bwd(
         torch.get_num_threads(),
     )
     grad_mask = None
-    if grad_scores is not None:
+    if grad_scores is not None and attn_mask is not None:
         grad_mask = grad_scores.sum_to_size(attn_mask.shape).to(attn_mask.dtype)
     return *grads, grad_mask

@@ -74,7 +74,7 @@ def bwd(
     lse_low: Tensor,
     cfg: AttentionConfig,
     needs: tuple[bool, bool, bool, bool],
-) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
+) -> tuple[Tensor | None, ...]:
     inputs = (query, key, value, attn_mask)
     if query.is_cpu or grad_lse is not None:  # the latter comes from second derivatives alone
         lse, lse_low = reference.log_sum_exp(query, key, attn_mask, key_padding_mask, cfg)

@@ -21,7 +21,9 @@ def why_not(
     cfg: VarlenConfig,
 ) -> str | None:
     """One sentence why this backend can't run the call, or None if it can."""
-    return _cpu.why_not(query, key, value, None, None, rng_state, AttentionConfig(*cfg[:6], 0, 0))
+    return _cpu.why_not(
+        query, key, value, None, None, rng_state, AttentionConfig(*cfg[:6], False, False)
+    )
 
 
 def fwd(
@@ -71,7 +73,7 @@ def bwd(
     lse_low: Tensor,
     cfg: VarlenConfig,
     needs: tuple[bool, bool, bool],
-) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+) -> tuple[Tensor | None, ...]:
     """Gradients of query, key and value, None where not needed."""
     grads = [
         x.new_empty(x.shape) if need else None

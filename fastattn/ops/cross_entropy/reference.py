@@ -37,7 +37,7 @@ def fwd(
     target: Tensor,  # int64 [T]
     cfg: CrossEntropyConfig,
     needs: tuple[bool, bool, bool],  # gradients of hidden, weight, bias
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, ...]:
     """(loss, nll, lse [T], dhidden, dweight, dbias).
 
     The gradients are those of ``loss`` and come with reductions "mean" and "sum" alone; they are
@@ -61,8 +61,8 @@ def fwd(
     grads = logits_gradient(log_probs, w, safe_target, target_weight, cfg) * factor.unsqueeze(-1)
     grads = grads.masked_fill(~counts.unsqueeze(-1), 0.0)
     found = _input_gradients(grads, hidden, weight, bias, needs)
-    found = tuple(hidden.new_empty(0) if g is None else g for g in found)
-    return reduce(loss, divisor), reduce(nll, divisor), lse, *found
+    filled = (hidden.new_empty(0) if g is None else g for g in found)
+    return reduce(loss, divisor), reduce(nll, divisor), lse, *filled
 
 
 def bwd(
