@@ -46,9 +46,11 @@ Collective& find_meeting(Warp& warp, const char* name, uint32_t mask, Site site)
       stop("divergent warp collective: " + describe(*block.current) + " is in " + at(name, site) +
            ", another lane is in " + at(meeting.name, meeting.at));
     }
-    if (meeting.mask & mask)
+    // The other meeting may be an earlier or a later one of lanes that we need; not so if it needs
+    // us as well.
+    if (meeting.mask >> lane() & 1 && meeting.arrived & mask)
       stop("mask mismatch: " + describe(*block.current) + " is in " + at(name, site) +
-           " with another mask than a lane named in both");
+           ", a lane of its mask in " + at(meeting.name, meeting.at) + " with another mask");
   }
   if (free == nullptr) {
     warp.collectives.push_back(std::make_unique<Collective>());
@@ -122,6 +124,7 @@ void copy_async(void* to, const void* from, Site site) {
   std::memset(nan, 0xff, sizeof nan);
   touch_shared(Access::store, to, 16, nan, site);
   std::memcpy(to, nan, sizeof nan);
+  mark_pending(to, sizeof nan, true);
   block.current->open_copies.push_back({to, from, site});
 }
 
@@ -137,6 +140,7 @@ void wait_for_copies(int pending) {
     for (const Copy& copy : groups.front()) {
       unsigned char value[16] = {};
       if (copy.from != nullptr) std::memcpy(value, copy.from, sizeof value);
+      mark_pending(copy.to, sizeof value, false);
       note_shared_store(copy.to, sizeof value, value, copy.at);
       std::memcpy(copy.to, value, sizeof value);
     }

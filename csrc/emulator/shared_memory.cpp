@@ -29,7 +29,8 @@ constexpr int16_t kNobody = -1, kSeveral = -2;
 struct Shadow {
   uint32_t store_barrier = 0, store_meeting = 0, load_barrier = 0, load_meeting = 0;
   int16_t storer = kNobody, loader = kNobody, loading_warp = kNobody;
-  int16_t array = 0;  // 1, 2, .. or 0 in a gap
+  int16_t array = 0;     // 1, 2, .. or 0 in a gap
+  bool pending = false;  // a cp.async to it has not been waited for
 };
 
 struct Array {
@@ -130,6 +131,8 @@ extern "C" __attribute__((visibility("default"))) const char* fastattn_emulator_
 
 void prepare_shared(size_t bytes, bool count_banks) {
   counting = count_banks;
+  open_accesses.clear();
+  times.clear();
   if (!shared.memory.empty()) FASTATTN_UNPOISON(shared.memory.data(), shared.memory.size());
   shared.bytes = bytes;
   shared.memory.assign(bytes + kMaxArrays * (kGuard + 16) + 128, 0xff);
@@ -196,6 +199,7 @@ bool races(int16_t other, uint32_t barrier, uint32_t meeting) {
 }
 
 void note_load(Shadow& s, Site at) {
+  if (s.pending) fail("cp.async not waited for: a load of what it copies", at);
   if (races(s.storer, s.store_barrier, s.store_meeting))
     race("loads what was stored by", s.storer, at);
   const Thread& self = *block.current;
@@ -228,6 +232,12 @@ void note_store(Shadow& s, Site at) {
 }
 
 }  // namespace
+
+void mark_pending(const void* address, size_t size, bool pending) {
+  const auto offset = static_cast<size_t>(static_cast<const unsigned char*>(address) - shared.base);
+  for (size_t i = 0; i < size; i += kGranule)
+    shared.shadow[(offset + i) / kGranule].pending = pending;
+}
 
 void note_shared_store(void* address, size_t size, const void* value, Site at) {
   const size_t offset = static_cast<size_t>(static_cast<unsigned char*>(address) - shared.base);

@@ -62,11 +62,11 @@ void leave_warp(Thread& thread);
 void finish_copies(Thread& thread);
 
 // shared_memory.cpp
-struct BankUse;
 void prepare_shared(size_t bytes, bool count_banks);
 void poison_shared();
 void check_guards();
 void flush_bank_counts();
+void mark_pending(const void* address, size_t size, bool pending);  // a cp.async to it
 void note_shared_store(void* address, size_t size, const void* value, Site at);
 
 }  // namespace emulator

@@ -81,7 +81,7 @@ def toolchain(sanitizers: str) -> Toolchain:
         raise RuntimeError(reason)
     command = [*_compiler(), *_FLAGS]
     if sanitizers:
-        command += [f"-fsanitize={sanitizers}", "-fno-sanitize-recover=all", "-g"]
+        command += [f"-fsanitize={sanitizers}", "-fno-sanitize-recover=all", "-g1"]
         command += ["-ftrivial-auto-var-init=pattern"]
     places = [headers.find(header, beside=beside) for header, beside in _HEADERS]
     for place in dict.fromkeys(places):
@@ -110,7 +110,7 @@ def _build_core(tools: Toolchain, core: list[str]) -> None:
     """The scheduler as a library, and CUDA's language as a precompiled header."""
     tools.prelude.write_text(f'#include "{_LANGUAGE}"\n#include "emulator/kernel_entry.h"\n')
     compile_to(tools, tools.folder / "prelude.h.gch", ["-x", "c++-header", str(tools.prelude)])
-    compile_to(tools, tools.core, ["-fvisibility=default", "-O2", "-shared", *core])
+    compile_to(tools, tools.core, ["-fvisibility=default", "-shared", *core])
 
 
 def compile_to(tools: Toolchain, target: Path, arguments: list[str]) -> None:
