@@ -62,14 +62,14 @@ def ninja_file(compiler: list[str], isas: list[str], target: str) -> str:
 
     bindings = sorted((CSRC / "bindings").glob("*.cpp"))
     ops = [p.stem for p in bindings if p.stem not in ("module", "tensor_caster")]
-    includes = [str(CSRC), pybind11.get_include(), sysconfig.get_path("include")]
     built = " ".join(f"X({isa}, __VA_ARGS__)" for isa in isas)
-    defines = [
-        f"-DFASTATTN_BUILT_ISAS(X, ...)={built}",
-        f"-DFASTATTN_BINDINGS(X)={' '.join(f'X({op})' for op in ops)}",
-    ]
-    flags = [*FLAGS, *defines, *(f"-I{p}" for p in includes)]
+    flags = [*FLAGS, f"-DFASTATTN_BUILT_ISAS(X, ...)={built}", f"-I{CSRC}"]
     flags += shlex.split(os.environ.get("CXXFLAGS", ""))
+    # An isolated build finds pybind11 in another folder each time: only the bindings may know it.
+    binding_flags = [
+        f"-DFASTATTN_BINDINGS(X)={' '.join(f'X({op})' for op in ops)}",
+        *(f"-I{p}" for p in (pybind11.get_include(), sysconfig.get_path("include"))),
+    ]
     link = ["-shared", "-ldl", "-pthread", *shlex.split(os.environ.get("LDFLAGS", ""))]
 
     def quoted(words: list[str]) -> str:
@@ -78,8 +78,9 @@ def ninja_file(compiler: list[str], isas: list[str], target: str) -> str:
     lines = [
         f"cxx = {quoted(compiler)}",
         f"cxxflags = {quoted(flags)}",
+        f"bindingflags = {quoted(binding_flags)}",
         "rule compile",
-        "  command = $cxx -MMD -MF $out.d $cxxflags $isaflags -c $in -o $out",
+        "  command = $cxx -MMD -MF $out.d $cxxflags $moreflags -c $in -o $out",
         "  depfile = $out.d",
         "  deps = gcc",
         "rule link",
@@ -89,11 +90,13 @@ def ninja_file(compiler: list[str], isas: list[str], target: str) -> str:
     for source in [*bindings, *sorted((CSRC / "common").glob("*.cpp"))]:
         objects.append(f"$builddir/{source.parent.name}_{source.stem}.o")
         lines.append(f"build {objects[-1]}: compile {source}")
+        if source in bindings:
+            lines.append("  moreflags = $bindingflags")
     for source in sorted(CSRC.glob("*/*_cpu.cpp")):
         for isa in isas:
             objects.append(f"$builddir/{source.stem}.{isa}.o")
             lines.append(f"build {objects[-1]}: compile {source}")
-            lines.append(f"  isaflags = -DFASTATTN_ISA={isa} {quoted(ISA_FLAGS[isa])}")
+            lines.append(f"  moreflags = -DFASTATTN_ISA={isa} {quoted(ISA_FLAGS[isa])}")
     lines.append(f"build {target}: link {' '.join(objects)}")
     return "\n".join(lines) + "\n"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from typing import NoReturn
 
@@ -28,7 +29,13 @@ def main(arguments: list[str] | None = None) -> int:
             "--json", action="store_true", default=argparse.SUPPRESS, help="as one JSON object"
         )
     options = parser.parse_args(arguments)
-    return options.run(options)
+    try:
+        code = options.run(options)
+        sys.stdout.flush()
+    except BrokenPipeError:  # the reader, head for instance, has what it wanted
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    return code
 
 
 def _print_status(options: argparse.Namespace) -> int:

@@ -80,6 +80,27 @@ def check_count(name: str, number: int) -> None:
         raise ValueError(f"{name} is {number}; an int of at least 1 is accepted")
 
 
+def is_bottom_right(causal_alignment: str) -> bool:
+    if causal_alignment not in ("top_left", "bottom_right"):
+        raise ValueError(
+            f"causal_alignment is {causal_alignment!r}; 'top_left' or 'bottom_right' is accepted"
+        )
+    return causal_alignment == "bottom_right"
+
+
+def parse_window(window: int | tuple[int, int] | None) -> tuple[int, int]:
+    """(left, right); -1 is unlimited."""
+    if window is None:
+        return -1, -1
+    sides = (window, window) if isinstance(window, int) else window
+    pair = isinstance(sides, (tuple, list)) and len(sides) == 2
+    if not pair or not all(type(side) is int and side >= -1 for side in sides):
+        raise ValueError(
+            f"window is {window!r}; an int, or a pair (left, right), of at least -1 is accepted"
+        )
+    return sides[0], sides[1]
+
+
 def check_rng_state(rng_state: Tensor | None, dropout_p: float, like: Tensor) -> None:
     if rng_state is None:
         if dropout_p > 0:

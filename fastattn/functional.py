@@ -8,7 +8,6 @@ from torch's default generator. ``dropout_p`` is applied as given: functions kno
 
 from __future__ import annotations
 
-import math
 from typing import NamedTuple
 
 import torch
@@ -22,7 +21,8 @@ from fastattn._checks import (
     check_mask_kind,
     check_number,
     check_probability,
-    describe,
+    is_bottom_right,
+    parse_window,
 )
 from fastattn._dispatch import requested
 from fastattn._philox import draw_rng_state
@@ -31,7 +31,13 @@ from fastattn.ops import cross_entropy as _cross_entropy
 from fastattn.ops import dropout as _dropout
 from fastattn.ops import layer_norm as _layer_norm
 from fastattn.ops import softmax as _softmax
-from fastattn.ops.attention import check_mask, check_padding
+from fastattn.ops.attention import (
+    add_to_mask,
+    check_heads,
+    check_scalars,
+    default_scale,
+    to_four_dims,
+)
 
 __all__ = [
     "AttentionOutput",
@@ -106,31 +112,20 @@ def scaled_dot_product_attention(
             check_mask_kind(name, mask)
     query, key, value = cast_to_autocast(query, key, value)
     attn_mask = cast_mask_to_autocast(attn_mask, query)
-    query, key, value, attn_mask, batch_shape = _to_four_dims(query, key, value, attn_mask)
-    _check_heads(query, key, enable_gqa)
+    query, key, value, attn_mask, batch_shape = to_four_dims(query, key, value, attn_mask)
+    check_heads(query, key, enable_gqa)
     if key_padding_mask is not None and key_padding_mask.dtype != torch.bool:
-        attn_mask, key_padding_mask = _add_to_mask(attn_mask, key_padding_mask, query, key), None
-    _check_scalars(dropout_p, is_causal, scale)
+        attn_mask, key_padding_mask = add_to_mask(attn_mask, key_padding_mask, query, key), None
+    check_scalars(dropout_p, is_causal, scale)
     if dropout_p > 0 and rng_state is None:
         rng_state = draw_rng_state(query.device)
-    left, right = _parse_window(window)
+    left, right = parse_window(window)
     output, lse, _, weights = _attention.attention(
-        query,
-        key,
-        value,
-        attn_mask,
-        key_padding_mask,
-        rng_state,
-        _default_scale(query) if scale is None else scale,
-        is_causal,
-        _is_bottom_right(causal_alignment),
-        left,
-        right,
-        dropout_p,
-        return_weights,
-        return_lse,
+        query, key, value, attn_mask, key_padding_mask, rng_state,
+        default_scale(query) if scale is None else scale, is_causal,
+        is_bottom_right(causal_alignment), left, right, dropout_p, return_weights, return_lse,
         requested(),
-    )
+    )  # fmt: skip
     if batch_shape is not None:
         output = output.reshape(*batch_shape, *output.shape[-2:])
         lse = lse.reshape(*batch_shape, lse.shape[-1])
@@ -182,31 +177,22 @@ def varlen_attention(
     for name, x in (("query", query), ("key", key), ("value", value)):
         check_floating(name, x)
     if query.dim() == 3 and key.dim() == 3:
-        _check_heads(query, key, enable_gqa)
-    _check_scalars(dropout_p, is_causal, scale)
+        check_heads(query, key, enable_gqa)
+    check_scalars(dropout_p, is_causal, scale)
     for name, length in (("max_seqlen_q", max_seqlen_q), ("max_seqlen_k", max_seqlen_k)):
         if length is not None:
             check_int(name, length)
     if dropout_p > 0 and rng_state is None:
         rng_state = draw_rng_state(query.device)
-    left, right = _parse_window(window)
+    left, right = parse_window(window)
     output, lse, _ = _attention.varlen_attention(
-        query,
-        key,
-        value,
-        cu_seqlens_q,
-        cu_seqlens_k,
-        rng_state,
-        _default_scale(query) if scale is None else scale,
-        is_causal,
-        _is_bottom_right(causal_alignment),
-        left,
-        right,
-        dropout_p,
+        query, key, value, cu_seqlens_q, cu_seqlens_k, rng_state,
+        default_scale(query) if scale is None else scale, is_causal,
+        is_bottom_right(causal_alignment), left, right, dropout_p,
         query.shape[0] if max_seqlen_q is None else max_seqlen_q,
         key.shape[0] if max_seqlen_k is None else max_seqlen_k,
         requested(),
-    )
+    )  # fmt: skip
     return AttentionOutput(output, lse) if return_lse else output
 
 
@@ -315,18 +301,9 @@ def linear_cross_entropy(
     check_int("ignore_index", ignore_index)
     hidden, weight, bias = cast_to_autocast(hidden, weight, bias)
     return _cross_entropy.linear_cross_entropy(
-        hidden,
-        weight,
-        target,
-        bias,
-        class_weight,
-        label_smoothing,
-        smoothing,
-        ignore_index,
-        reduction,
-        return_nll,
-        requested(),
-    )
+        hidden, weight, target, bias, class_weight, label_smoothing, smoothing, ignore_index,
+        reduction, return_nll, requested(),
+    )  # fmt: skip
 
 
 def dropout(x: Tensor, p: float, *, rng_state: Tensor | None = None) -> Tensor:
@@ -347,111 +324,3 @@ def dropout(x: Tensor, p: float, *, rng_state: Tensor | None = None) -> Tensor:
     return _dropout.dropout(
         x, draw_rng_state(x.device) if rng_state is None else rng_state, p, requested()
     )
-
-
-def _to_four_dims(
-    query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None
-) -> tuple[Tensor, Tensor, Tensor, Tensor | None, tuple[int, ...] | None]:
-    """[B, H, L, D] each, the mask likewise, and the leading shape to give back (None: as is)."""
-    for name, x in (("query", query), ("key", key), ("value", value)):
-        check_floating(name, x)
-        if x.dim() < 2:
-            raise ValueError(f"{name} is {describe(x)}; [..., H, L, D] or [L, D] is accepted")
-    if query.dim() == key.dim() == value.dim() == 4:
-        if query.shape[0] == key.shape[0] == value.shape[0]:
-            return query, key, value, _mask_to_four_dims(attn_mask), None
-    lead = 3 if max(query.dim(), key.dim(), value.dim()) > 3 else 2
-    q, k, v = (_pad_dims(x, lead) for x in (query, key, value))
-    try:
-        batch = torch.broadcast_shapes(*(x.shape[:-lead] for x in (q, k, v)))
-    except RuntimeError:
-        raise ValueError(
-            f"query is {describe(query)}, key {describe(key)}, value {describe(value)}; "
-            "leading dimensions that broadcast are accepted"
-        ) from None
-    q, k, v = (x.expand(*batch, *x.shape[-lead:]) for x in (q, k, v))
-    shape = (*batch, *q.shape[-lead:-2])
-    if lead == 2:
-        q, k, v = (x.unsqueeze(-3) for x in (q, k, v))
-        attn_mask = None if attn_mask is None else _pad_dims(attn_mask, 2).unsqueeze(-3)
-    if attn_mask is not None:
-        attn_mask = _flatten_mask(attn_mask, batch)
-    q, k, v = (x.reshape(-1, *x.shape[-3:]) if x.dim() != 4 else x for x in (q, k, v))
-    return q, k, v, attn_mask, shape
-
-
-def _pad_dims(x: Tensor, least: int) -> Tensor:
-    return x[(None,) * (least - x.dim())] if x.dim() < least else x
-
-
-def _mask_to_four_dims(attn_mask: Tensor | None) -> Tensor | None:
-    return attn_mask if attn_mask is None else _pad_dims(attn_mask, 4)
-
-
-def _flatten_mask(attn_mask: Tensor, batch: torch.Size) -> Tensor:
-    """[..., H, Lq, Lk] to four dimensions, the leading ones expanded only if there are several."""
-    mask = _pad_dims(attn_mask, 4)
-    if math.prod(mask.shape[:-3]) == 1:
-        return mask.reshape(1, *mask.shape[-3:])
-    try:
-        mask = mask.expand(*batch, *mask.shape[-3:])
-    except RuntimeError:
-        raise ValueError(
-            f"attn_mask is {describe(attn_mask)}; leading dimensions that broadcast to the "
-            f"query's {tuple(batch)} are accepted"
-        ) from None
-    return mask.reshape(-1, *mask.shape[-3:])
-
-
-def _add_to_mask(attn_mask: Tensor | None, padding: Tensor, query: Tensor, key: Tensor) -> Tensor:
-    """attn_mask plus a floating key_padding_mask [B, Lk]."""
-    (batch, heads, q_len, _), kv_len = query.shape, key.shape[2]
-    check_padding(padding, query, (batch, kv_len))
-    if attn_mask is not None:
-        check_mask(attn_mask, query, (batch, heads, q_len, kv_len))
-    added = padding[:, None, None, :].to(torch.promote_types(query.dtype, torch.float32))
-    if attn_mask is None:
-        return added
-    if attn_mask.dtype == torch.bool:
-        return torch.where(attn_mask, added, float("-inf"))
-    return attn_mask + added
-
-
-def _check_scalars(dropout_p: float, is_causal: bool, scale: float | None) -> None:
-    check_probability("dropout_p", dropout_p)
-    check_bool("is_causal", is_causal)
-    if scale is not None:
-        check_number("scale", scale)
-
-
-def _check_heads(query: Tensor, key: Tensor, enable_gqa: bool) -> None:
-    heads, kv_heads = query.shape[1], key.shape[1]
-    if heads != kv_heads and kv_heads != 1 and not enable_gqa:
-        raise ValueError(
-            f"query has {heads} heads but key has {kv_heads}; the same number is accepted, "
-            "or with enable_gqa=True a multiple"
-        )
-
-
-def _default_scale(query: Tensor) -> float:
-    return 1.0 / math.sqrt(query.shape[-1]) if query.shape[-1] else 1.0
-
-
-def _is_bottom_right(causal_alignment: str) -> bool:
-    if causal_alignment not in ("top_left", "bottom_right"):
-        raise ValueError(
-            f"causal_alignment is {causal_alignment!r}; 'top_left' or 'bottom_right' is accepted"
-        )
-    return causal_alignment == "bottom_right"
-
-
-def _parse_window(window: int | tuple[int, int] | None) -> tuple[int, int]:
-    if window is None:
-        return -1, -1
-    sides = (window, window) if isinstance(window, int) else window
-    pair = isinstance(sides, (tuple, list)) and len(sides) == 2
-    if not pair or not all(type(side) is int and side >= -1 for side in sides):
-        raise ValueError(
-            f"window is {window!r}; an int, or a pair (left, right), of at least -1 is accepted"
-        )
-    return sides[0], sides[1]

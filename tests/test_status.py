@@ -210,3 +210,12 @@ def test_a_wrong_argument_costs_one_line(arguments):
     assert result.returncode == 2 and result.stdout == ""
     assert len(result.stderr.splitlines()) == 1
     assert arguments[-1] in result.stderr
+
+
+def test_a_reader_that_stops_early_is_no_error():
+    process = subprocess.Popen(
+        [sys.executable, "-m", "fastattn"], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    process.stdout.close()
+    assert process.stderr.read() == b""
+    assert process.wait(120) == 0

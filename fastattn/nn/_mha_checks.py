@@ -8,8 +8,15 @@ import torch
 from torch import Tensor
 
 from fastattn._autocast import is_enabled
-from fastattn._checks import check_count, check_device, check_floating, check_probability, describe
-from fastattn.functional import _is_bottom_right, _parse_window
+from fastattn._checks import (
+    check_count,
+    check_device,
+    check_floating,
+    check_probability,
+    describe,
+    is_bottom_right,
+    parse_window,
+)
 
 if TYPE_CHECKING:
     from fastattn.nn.multi_head_attention import MultiHeadAttention
@@ -51,8 +58,8 @@ def check_arguments(
             "accepted"
         )
     check_probability("dropout", dropout)
-    _parse_window(window)
-    _is_bottom_right(causal_alignment)
+    parse_window(window)
+    is_bottom_right(causal_alignment)
 
 
 def check_inputs(

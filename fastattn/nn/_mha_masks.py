@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fastattn.functional import _parse_window
+from fastattn._checks import parse_window
 
 
 class AttentionMasks(NamedTuple):
@@ -69,7 +69,7 @@ def _band(
     device: torch.device,
 ) -> Tensor:
     """Bool [L, S]: the keys around the diagonal that causal and window leave visible."""
-    left, right = _parse_window(window)
+    left, right = parse_window(window)
     if is_causal:
         right = 0
     keep = torch.ones(q_len, kv_len, dtype=torch.bool, device=device)

@@ -52,18 +52,37 @@ print(*{l.split()[-1] for l in open("/proc/self/maps") if "omp" in l.rsplit("/",
     assert len(mapped) == 1, mapped
 
 
-def test_results_do_not_depend_on_the_number_of_threads() -> None:
+def softmax() -> tuple[torch.Tensor, ...]:
     from fastattn.ops.softmax import _cpu
 
     x = torch.randn(64, 512, generator=torch.Generator().manual_seed(0))
+    return (_cpu.fwd(x, None, False, 1.0),)
+
+
+def cross_entropy() -> tuple[torch.Tensor, ...]:
+    from fastattn.ops.cross_entropy import _cpu
+    from fastattn.ops.cross_entropy.reference import CrossEntropyConfig
+
+    random = torch.Generator().manual_seed(0)
+    hidden, weight, bias = (
+        torch.randn(*size, generator=random) for size in ((150, 24), (700, 24), (700,))
+    )
+    target = torch.randint(700, (150,), generator=random)
+    cfg = CrossEntropyConfig(0.1, False, -100, "mean")
+    return _cpu.fwd(hidden, weight, bias, None, target, cfg, (True, True, True))
+
+
+@pytest.mark.parametrize("run", [softmax, cross_entropy])
+def test_results_do_not_depend_on_the_number_of_threads(run) -> None:
     before, results = torch.get_num_threads(), []
     try:
         for threads in (1, 2, 3):
             torch.set_num_threads(threads)
-            results.append(_cpu.fwd(x, None, False, 1.0))
+            results.append(run())
     finally:
         torch.set_num_threads(before)
-    assert torch.equal(results[0], results[1]) and torch.equal(results[0], results[2])
+    for one, *others in zip(*results, strict=True):
+        assert all(torch.equal(one, other) for other in others)
 
 
 def test_runs_in_another_python_thread() -> None:

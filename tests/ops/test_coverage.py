@@ -13,7 +13,9 @@ from fastattn.testing import why_not
 from tests.ops import attention_cases
 
 # What this version must have; any other is held to the same once it exists.
-KERNELS = ("attention", "varlen_attention", "add_layer_norm", "softmax", "dropout")
+KERNELS = (
+    "attention", "varlen_attention", "add_layer_norm", "softmax", "linear_cross_entropy", "dropout",
+)  # fmt: skip
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 RNG = torch.tensor([1, 2])
 

@@ -10,7 +10,7 @@ from torch.autograd import gradcheck
 
 import fastattn
 from fastattn import use_backend
-from fastattn.ops.cross_entropy import _chunked
+from fastattn.ops.cross_entropy import _chunked, _cpu
 from fastattn.testing import Inputs, backends, check_all, peers
 from fastattn.testing.pairwise import pairwise, sampled
 from tests.harness import DTYPES, judge, make_grad, named, run_on
@@ -221,7 +221,8 @@ def test_chunks_give_what_the_whole_gives(backend, reduction, monkeypatch):
         )  # fmt: skip
 
     whole = peers.gradients(loss, tensors, (grad,))
-    monkeypatch.setattr(_chunked, "CHUNK_BYTES", 1)
+    for module in (_chunked, _cpu):
+        monkeypatch.setattr(module, "CHUNK_BYTES", 1)
     parts = peers.gradients(loss, tensors, (grad,))
     for one, other in zip((*whole[0], *whole[1]), (*parts[0], *parts[1]), strict=True):
         torch.testing.assert_close(one, other)
