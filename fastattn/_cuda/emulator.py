@@ -112,7 +112,8 @@ def layout(params: Params) -> dict[str, int]:
     """The offsets of a params struct's members as C++ has them, and under "" its size."""
     members = ", ".join(f"offsetof(Struct, {name})" for name in params.members)
     text = (
-        f'#define FA_ARCH 0\n#include "{params.source}"\n#include <cstddef>\nusing Struct = {params.struct_name};\n'
+        f'#define FA_ARCH 0\n#include "{params.source}"\n#include <cstddef>\n'
+        f"using Struct = {params.struct_name};\n"
         f'extern "C" __attribute__((visibility("default"))) const size_t layout[] = '
         f"{{{members}, sizeof(Struct)}};\n"
     )
