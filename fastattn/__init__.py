@@ -19,6 +19,7 @@ from fastattn.functional import (
     softmax,
     varlen_attention,
 )
+from fastattn.integrations import patch_sdpa, replace_attention
 from fastattn.nn import AddLayerNorm, LinearCrossEntropy, MultiHeadAttention
 
 __version__ = "0.1.0"
@@ -33,6 +34,8 @@ __all__ = [
     "dropout",
     "explain",
     "linear_cross_entropy",
+    "patch_sdpa",
+    "replace_attention",
     "scaled_dot_product_attention",
     "softmax",
     "use_backend",

@@ -17,6 +17,7 @@ from torch import Tensor
 
 _LIBRARY = torch.library.Library("fastattn", "DEF")
 _PLAIN = (Tensor, torch.nn.Parameter)
+_is_batched = torch._C._functorch.is_legacy_batchedtensor  # is_grads_batched calls the backward so
 _AUTOGRAD_KEYS = (
     torch._C.DispatchKeySet(torch._C.DispatchKey.AutogradFunctionality)
     | torch._C.DispatchKeySet(torch._C.DispatchKey.AutogradOther)
@@ -43,7 +44,7 @@ class Op:
         needs_grad = False
         for x in args:
             if isinstance(x, Tensor):
-                if type(x) not in _PLAIN or not (x.is_cpu or x.is_cuda):
+                if type(x) not in _PLAIN or not (x.is_cpu or x.is_cuda) or _is_batched(x):
                     return self.overload(*args)
                 needs_grad = needs_grad or x.requires_grad
         if self._function is not None and needs_grad and torch.is_grad_enabled():

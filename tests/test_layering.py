@@ -92,6 +92,14 @@ def test_modules_stand_on_functions():
         })  # fmt: skip
 
 
+def test_integrations_stand_on_modules_and_functions():
+    allowed = ("fastattn.nn", "fastattn.functional", "fastattn.integrations")
+    for path in sources("fastattn/integrations"):
+        assert_no(
+            path, {n for n in ours(path) - {"fastattn"} if not any(within(n, a) for a in allowed)}
+        )
+
+
 def test_functions_stand_on_ops():
     below = ("fastattn.ops", "fastattn._dispatch", *SUPPORT)
     path = PACKAGE / "functional.py"

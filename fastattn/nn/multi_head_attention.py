@@ -38,8 +38,9 @@ class MultiHeadAttention(nn.MultiheadAttention):
     - Weights have the dtype of the query inside, also under autocast, where torch's are float32.
     - With ``batch_first`` the output is contiguous, not a transposed view.
     - ``out_proj`` is called as a module, so that its hooks and replacements work.
-    - With a keyword-only argument ``torch.nn.TransformerEncoderLayer`` calls the module in ``eval``
-      too. Without one it runs a kernel of torch's own there, whatever its attention module is.
+    - ``torch.nn.TransformerEncoderLayer`` runs a kernel of torch's own in ``eval``, whatever its
+      attention module is, unless a keyword-only argument was given to the module or
+      ``fastattn.replace_attention`` put it there.
     - Bad input raises TypeError or ValueError, not AssertionError. Nested tensors (torch: in one
       path of ``eval``) and ``torch.jit.script`` are refused.
 
@@ -265,15 +266,21 @@ class MultiHeadAttention(nn.MultiheadAttention):
             weights = self.in_proj_weight.split_with_sizes(widths)
         else:
             weights = (self.q_proj_weight, self.k_proj_weight, self.v_proj_weight)
-        none = (None,) * len(widths)
-        biases = none if self.in_proj_bias is None else self.in_proj_bias.split_with_sizes(widths)
+        none, bias = (None,) * len(widths), self._in_bias()
+        biases = none if bias is None else bias.split_with_sizes(widths)
         return list(zip(weights, biases, strict=True))
+
+    def _in_bias(self) -> Tensor | None:
+        """``in_proj_bias``, which may have been given another dtype than the matrices."""
+        bias = self.in_proj_bias
+        weight = self.q_proj_weight if self.in_proj_weight is None else self.in_proj_weight
+        return bias if bias is None or bias.dtype == weight.dtype else bias.to(weight.dtype)
 
     def _project(
         self, query: Tensor, key: Tensor, value: Tensor, seq_first: bool
     ) -> tuple[Tensor, Tensor, Tensor]:
         if query is key and key is value and self.in_proj_weight is not None:
-            packed = F.linear(query, self.in_proj_weight, self.in_proj_bias)
+            packed = F.linear(query, self.in_proj_weight, self._in_bias())
             q, k, v = packed.split_with_sizes(self._widths(), -1)
             return (
                 split_heads(q, self.num_heads, seq_first),

@@ -166,3 +166,17 @@ def test_dtype_and_device():
     x = torch.empty(3, 2, 8, device="meta", dtype=torch.float16)
     output, weights = module(x, x, x)
     assert output.is_meta and output.shape == x.shape and weights.shape == (2, 3, 4)
+
+
+@pytest.mark.parametrize("kdim", [None, 5])
+def test_a_bias_of_another_dtype_is_cast(kdim):
+    """As in torch's own test of a query and a bias whose dtypes differ."""
+    module = fastattn.MultiHeadAttention(8, 2, kdim=kdim, batch_first=True, dtype=torch.float64)
+    key = torch.ones(2, 3, kdim or 8, dtype=torch.float64)
+    value = query = torch.ones(2, 3, 8, dtype=torch.float64)
+    expected = module(query, key, value)
+    module.in_proj_bias = nn.Parameter(module.in_proj_bias.half())
+    output, weights = module(query, key, value)
+    torch.testing.assert_close((output, weights), expected)
+    output.sum().backward()
+    assert module.in_proj_bias.grad.dtype == torch.float16

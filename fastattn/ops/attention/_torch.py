@@ -11,12 +11,14 @@ backward is therefore the reference's; on GPUs it is torch's, with that limit.
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from fastattn._library import recording
 from fastattn.ops.attention import reference
 from fastattn.ops.attention.reference import AttentionConfig, empty_output, visible
+
+# Where torch.nn.functional has it from; its name there may mean fastattn's (patch_sdpa).
+_torchs_attention = torch._C._nn.scaled_dot_product_attention
 
 
 def why_not(
@@ -121,16 +123,14 @@ def _attend(
     gqa = query.shape[1] != key.shape[1]
     if attn_mask is None and key_padding_mask is None and not windowed:
         if plain_causal or not cfg.is_causal:
-            return F.scaled_dot_product_attention(
+            return _torchs_attention(
                 query, key, value, is_causal=plain_causal, scale=cfg.scale, enable_gqa=gqa
             )
     mask, sees = _merge_masks(query, key, attn_mask, key_padding_mask, cfg)
     if key_padding_mask is not None:
         hidden = key_padding_mask[:, None, :, None]
         key, value = key.masked_fill(hidden, 0.0), value.masked_fill(hidden, 0.0)
-    output = F.scaled_dot_product_attention(
-        query, key, value, attn_mask=mask, scale=cfg.scale, enable_gqa=gqa
-    )
+    output = _torchs_attention(query, key, value, attn_mask=mask, scale=cfg.scale, enable_gqa=gqa)
     return output.masked_fill(~sees, 0.0)
 
 
