@@ -87,6 +87,30 @@ FACTORS = {
 }
 DEFAULTS = {name: values[0] for name, values in FACTORS.items()}
 
+# For CUDA kernels on emulated threads: fewer pairs, for each costs the building of kernels.
+EMULATED = {
+    **FACTORS,
+    "shape": [
+        Shape(2, 2, 2, 5, 7, 8, 8),
+        Shape(2, 4, 2, 13, 29, 24, 40),
+        Shape(1, 2, 1, 65, 63, 64, 64),
+        Shape(1, 1, 1, 64, 129, 32, 32),
+        Shape(1, 2, 2, 31, 1, 5, 3),
+        Shape(1, 1, 1, 9, 70, 129, 20),
+        Shape(1, 1, 1, 6, 6, 256, 300),
+        Shape(1, 2, 2, 5, 7, 0, 4),
+        Shape(2, 2, 1, 5, 0, 8, 8),
+        Shape(2, 2, 1, 0, 7, 8, 8),
+    ],
+    "mask": (
+        "none", "bool", "bool-dead-rows", "bool-sliced", "float", "float-fp32", "float-queries",
+        "float-expanded", "float-inf", "float-min",
+    ),
+    "pattern": ("full", "causal", "causal-right", "window", "window-past"),
+    "dtype": (torch.float32, torch.float16, torch.bfloat16),
+    "scale": (None, 0.7, -0.4),
+}  # fmt: skip
+
 
 def make_mask(kind: str, shape: Shape, dtype: torch.dtype, inputs: Inputs) -> Tensor | None:
     b, h, _, q, k, *_ = shape
@@ -271,7 +295,7 @@ def cancelling_sizes(
     if "lse" in given:
         total = total + given["lse"].abs().unsqueeze(-1)
     terms = weights * (grad + total)
-    scale = options["scale"] or (query.shape[-1] or 1) ** -0.5
+    scale = abs(options["scale"] or (query.shape[-1] or 1) ** -0.5)
     scores = scale * (query.abs() @ key.abs().mT)
     worth = max(1.0, scores.max().item() / 4) if scores.numel() else 1.0
     kept_weights = weights * factor

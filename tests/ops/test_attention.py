@@ -19,10 +19,15 @@ BACKENDS = backends("attention")
 attention = fastattn.scaled_dot_product_attention
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", [b for b in BACKENDS if b != "emulator"])
 @pytest.mark.parametrize("case", named(pairwise(matrix.FACTORS), matrix.DEFAULTS))
 def test_matrix(case, backend):
     matrix.run_case(case, backend)
+
+
+@pytest.mark.parametrize("case", named(pairwise(matrix.EMULATED), matrix.DEFAULTS))
+def test_matrix_of_cuda_kernels(case):
+    matrix.run_case(case, "emulator")
 
 
 @pytest.mark.slow

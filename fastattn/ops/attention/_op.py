@@ -19,6 +19,7 @@ register_backends(
         "cpu": "fastattn.ops.attention._cpu",
         "torch": "fastattn.ops.attention._torch",
         "reference": "fastattn.ops.attention.reference",
+        "emulator": "fastattn.ops.attention._emulator",
     },
 )
 

@@ -1,0 +1,119 @@
+// Attention forward:  output = dropout(softmax(scale * Q K^T + mask)) V,  lse = log sum exp(scores)
+//
+// One block of 128 threads per 64 queries of a head and kColumns columns of the output; it walks
+// over the keys 64 at a time (online softmax: Milakov and Gimelshein 2018; Dao et al. 2022) and
+// skips tiles that causal, window or padding hide as a whole. Products: attention_tile.cuh.
+//
+// A tile of 64 x 64 costs 64 * 64 * (Dk + kColumns) multiply-adds and reads 64 rows of Q, K and V;
+// Q is read again for every tile (from L2), which leaves the block 16 KB of shared memory. To
+// memory go Q, K, V, output and lse once, K and V again per 64 queries as far as L2 loses them. Dk
+// may be anything (32 columns at a time); value columns beyond kColumns are other blocks', which
+// compute the scores again.
+#pragma once
+
+#include "attention/attention_scores.cuh"
+#include "common/reduce.cuh"
+
+namespace fa {
+
+// The online softmax of 4 rows of 64 queries.
+template <int kColumns>
+struct RunningSoftmax {
+  Fragment output[kColumns / kTile];  // sum of exp(score - max) * V so far
+  float max[4], total[4];             // `total` of this thread's columns alone
+
+  FA_DEVICE RunningSoftmax() {
+    FA_UNROLL
+    for (int n = 0; n < kColumns / kTile; ++n) clear(output[n]);
+    FA_UNROLL
+    for (int i = 0; i < 4; ++i) max[i] = -infinity(), total[i] = 0;
+  }
+
+  // Products s become exp(scale * s - max), with all sums brought to the new maximum.
+  FA_DEVICE void add(Fragment& s, float scale) {
+    FA_UNROLL
+    for (int i = 0; i < 4; ++i) {
+      float highest = s[i][0];
+      FA_UNROLL
+      for (int j = 1; j < 8; ++j) highest = fmaxf(highest, s[i][j]);
+      highest = warp_max(highest, 8);
+      const float next = fmaxf(max[i], highest * scale);
+      const float base = next == -infinity() ? 0.f : next;  // nothing seen yet: exp(-inf - 0) = 0
+      const float shrink = fast_exp2((max[i] - base) * kLog2E);
+      max[i] = next;
+      total[i] *= shrink;
+      FA_UNROLL
+      for (int j = 0; j < 8; ++j) {
+        s[i][j] = fast_exp2(fmaf(s[i][j], scale, -base) * kLog2E);
+        total[i] += s[i][j];
+        FA_UNROLL
+        for (int n = 0; n < kColumns / kTile; ++n) output[n][i][j] *= shrink;
+      }
+    }
+  }
+
+  FA_DEVICE void finish() {
+    FA_UNROLL
+    for (int i = 0; i < 4; ++i) total[i] = warp_sum(total[i], 8);
+  }
+};
+
+template <class T, int kColumns, bool kBand, bool kMask, bool kDropout>
+__global__ void __launch_bounds__(kAttentionThreads, kColumns <= 64 && !kMask && !kDropout ? 4 : 2)
+    attention_forward(FA_GRID_CONSTANT const AttentionParams<T> p) {
+  constexpr bool kKeepsQuery = kColumns <= 64;
+  char* shared = SharedMemory().take<char>((kKeepsQuery ? 4 : 2) * kPieceBytes);
+  const Lane lane;
+  const Place at(p, blockIdx.x, false, kBand);
+  const int first = at.tile * kTile, column = kColumns < 256 ? 0 : blockIdx.y * kColumns;
+  if (first >= at.q_len) return;
+  const Rows<const T> q = query_rows(p.query, at, at.head, p.key_dim);
+  const Rows<const T> k = key_rows(p.key, at, p.key_dim);
+  const Rows<const T> v = key_rows(p.value, at, p.value_dim);
+  RunningSoftmax<kColumns> rows;
+  if (kKeepsQuery) {
+    FA_UNROLL_N(1)
+    for (int c = 0; c < p.key_dim; c += kPiece) {
+      ColumnPiece<T> piece;
+      piece.load(q, first, c, lane);
+      piece.store(shared + (2 + c / kPiece) * kPieceBytes, lane);
+    }
+  }
+
+  const int begin = kBand ? at.first_key(first) : 0, end = kBand ? at.last_key(first) : at.kv_len;
+  for (int key = begin; key < end; key += kTile) {
+    const KeyBits keys(p, at, key);
+    if (keys.none()) continue;
+    Fragment s;
+    clear(s);
+    if (kKeepsQuery) {
+      multiply_columns(s, 2 * kPieceBytes, k, key, shared, lane);
+    } else {
+      multiply_columns(s, q, first, k, key, shared, lane);
+    }
+    prepare_scores<kBand, kMask, false>(s, p, at, at.head, keys, first, key, lane);
+    rows.add(s, score_scale<kMask>(p));
+    if (kDropout) drop(s, p, at, first, key, lane);
+    multiply_rows<kColumns>(rows.output, s, v, key, column, keys.word, shared, lane);
+  }
+
+  rows.finish();
+  float factor[4];
+  FA_UNROLL
+  for (int i = 0; i < 4; ++i) {
+    const bool dead = rows.total[i] == 0;
+    factor[i] = dead ? 0.f : p.dropout.scale / rows.total[i];
+    const int row = first + lane.row(i);
+    if (lane.column_group != 0 || column != 0 || row >= at.q_len) continue;
+    const float log_total = logf(rows.total[i]), lse = rows.max[i] + log_total;
+    const int64_t to = at.statistics(p, at.head) + row;
+    p.lse[to] = dead ? -infinity() : lse;
+    p.lse_low[to] = dead ? 0.f : (rows.max[i] - lse) + log_total;
+  }
+  const Rows<T> o = query_rows(p.output, at, at.head, p.value_dim);
+  FA_UNROLL
+  for (int n = 0; n < kColumns / kTile; ++n)
+    write_tile(o, rows.output[n], factor, first, column + kTile * n, lane);
+}
+
+}  // namespace fa

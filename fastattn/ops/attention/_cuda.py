@@ -1,0 +1,281 @@
+"""Attention by the CUDA C++ kernels of csrc/attention, on a GPU or on emulated threads."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fastattn import _cuda
+from fastattn._cuda import DROPOUT, Kernel, Params, dropout_fields
+from fastattn.ops.attention.reference import AttentionConfig, empty_like_heads, empty_output
+
+_TYPES = {torch.float32: "float", torch.float16: "__half", torch.bfloat16: "__nv_bfloat16"}
+_TILE, _THREADS, _PIECE = 64, 128, 8 << 10  # of csrc/attention/attention_tile.cuh
+_LONGEST = 1 << 29  # kernels count positions in 32 bits
+_NO_MASK, _BOOL_MASK, _OWN_MASK, _FLOAT_MASK = range(4)
+_TENSOR = "P4q2i"
+_TENSORS = (
+    "query", "key", "value", "output", "attn_mask", "weights", "grad_output", "grad_weights",
+    "grad_query", "grad_key", "grad_value", "grad_scores",
+)  # fmt: skip
+_PARAMS = Params(
+    "attention/attention_params.cuh",
+    "fa::AttentionParams<float>",
+    **dict.fromkeys(_TENSORS, _TENSOR),
+    **dict.fromkeys(("lse", "lse_low", "delta", "grad_lse", "padding"), "P"),
+    **dict.fromkeys(("cu_seqlens_q", "cu_seqlens_k"), "P"),
+    dropout=DROPOUT,
+    **dict.fromkeys(("stat_batch", "stat_head", "padding_batch", "padding_key"), "q"),
+    **dict.fromkeys(("scale", "scale_sign", "grad_scale"), "f"),
+    **dict.fromkeys(("batch", "heads", "group", "q_len", "kv_len", "key_dim", "value_dim"), "i"),
+    **dict.fromkeys(("is_causal", "bottom_right", "window_left", "window_right"), "i"),
+    **dict.fromkeys(("mask_kind", "tiles"), "i"),
+)
+
+
+def unsupported(query: Tensor, key: Tensor) -> str | None:
+    """One sentence why the kernels can't run a call on any card, or None."""
+    if query.dtype not in _TYPES:
+        return f"query is {query.dtype}; float32, float16 and bfloat16 have CUDA C++ kernels"
+    longest = max(query.shape[-2], key.shape[-2])
+    if longest > _LONGEST:
+        return f"the sequences have up to {longest} tokens; the kernels count to {_LONGEST}"
+    return None
+
+
+def why_not(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None,
+    key_padding_mask: Tensor | None,
+    rng_state: Tensor | None,
+    cfg: AttentionConfig,
+) -> str | None:
+    """One sentence why this backend can't run the call, or None if it can."""
+    return _cuda.why_not_on(query.device) or unsupported(query, key)
+
+
+def fwd(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None,
+    key_padding_mask: Tensor | None,
+    rng_state: Tensor | None,
+    cfg: AttentionConfig,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """(output, lse, lse_low, weights) as ``reference.fwd``."""
+    batch, heads, q_len, _ = query.shape
+    output = empty_output(query, value)
+    lse, lse_low = (query.new_empty(batch, heads, q_len, dtype=torch.float32) for _ in range(2))
+    weights = query.new_empty((batch, heads, q_len, key.shape[2]) if cfg.return_weights else 0)
+    call = Call(query, key, value, attn_mask, key_padding_mask, rng_state, cfg)
+    call.give(output=output, lse=lse, lse_low=lse_low)
+    call.forward()
+    if weights.numel():
+        call.give(weights=weights)
+        call.weights()
+    return output, lse, lse_low, weights
+
+
+def bwd(
+    grad_output: Tensor | None,
+    grad_lse: Tensor | None,
+    grad_weights: Tensor | None,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None,
+    key_padding_mask: Tensor | None,
+    rng_state: Tensor | None,
+    output: Tensor,
+    lse: Tensor,
+    lse_low: Tensor,
+    cfg: AttentionConfig,
+    needs: tuple[bool, bool, bool, bool],
+) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
+    """Gradients of query, key, value and attn_mask as ``reference.bwd``, None where not needed.
+
+    The gradient of attn_mask takes a float32 temporary [B, Hq, Lq, Lk].
+    """
+    call = Call(query, key, value, attn_mask, key_padding_mask, rng_state, cfg)
+    call.give(
+        output=output, lse=lse, lse_low=lse_low, grad_output=grad_output,
+        grad_weights=grad_weights, grad_lse=None if grad_lse is None else grad_lse.contiguous(),
+    )  # fmt: skip
+    grads = [
+        empty_like_heads(x) if need else None
+        for x, need in zip((query, key, value), needs, strict=False)
+    ]
+    grad_scores = None
+    if needs[3] and attn_mask is not None:
+        grad_scores = lse.new_zeros(*query.shape[:3], key.shape[2])
+    call.give(grad_query=grads[0], grad_key=grads[1], grad_value=grads[2], grad_scores=grad_scores)
+    call.backward()
+    if grad_scores is None:
+        return grads[0], grads[1], grads[2], None
+    return *grads, grad_scores.sum_to_size(attn_mask.shape).to(attn_mask.dtype)
+
+
+class Call:
+    """One call's tensors and numbers, on their way to the kernels.
+
+    Tensors are [B, H, L, D]; packed ones (``ends`` given: cu_seqlens of queries and keys) are
+    [1, H, T, D], with ``longest`` the bounds of their lengths.
+    """
+
+    def __init__(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attn_mask: Tensor | None,
+        key_padding_mask: Tensor | None,
+        rng_state: Tensor | None,
+        cfg: AttentionConfig,
+        ends: tuple[Tensor, Tensor] | None = None,
+        longest: tuple[int, int] | None = None,
+    ):
+        self.device, self.type = query.device, _TYPES[query.dtype]
+        _, self.heads, self.tokens, self.key_dim = query.shape
+        self.kv_heads, self.value_dim = key.shape[1], value.shape[3]
+        self.batch = query.shape[0] if ends is None else ends[0].shape[0] - 1
+        self.q_len, self.kv_len = longest or (query.shape[2], key.shape[2])
+        self.ends, self.has_mask = ends, attn_mask is not None
+        self.flags = (
+            cfg.is_causal or cfg.window_left >= 0 or cfg.window_right >= 0,
+            cfg.dropout_p > 0,
+        )
+        self.given: dict[str, Tensor | None] = {
+            "query": query, "key": key, "value": value, "attn_mask": attn_mask,
+        }  # fmt: skip
+        windows = (min(w, _LONGEST) for w in (cfg.window_left, cfg.window_right))
+        rng_state = None if rng_state is None else rng_state.contiguous()
+        self.padding = key_padding_mask
+        self.dropout = (rng_state, cfg.dropout_p)
+        self.scales = (
+            max(abs(cfg.scale), torch.finfo(torch.float32).tiny),
+            -1.0 if cfg.scale < 0 else 1.0,
+            cfg.scale,
+        )
+        self.rules = (cfg.is_causal, cfg.bottom_right, *windows)
+
+    def give(self, **tensors: Tensor | None) -> None:
+        """Name what the kernels read and write; see AttentionParams."""
+        self.given.update(tensors)
+
+    def forward(self) -> None:
+        columns = 64 if max(self.key_dim, self.value_dim) <= 64 else _columns(self.value_dim)
+        columns = max(columns, 64 if self.key_dim <= 64 else 128)
+        self._run(
+            "fwd", f"attention_forward<{self.type}, {columns}", self.value_dim,
+            pieces=4 if columns == 64 else 2, with_mask=self.has_mask,
+        )  # fmt: skip
+
+    def weights(self) -> None:
+        """``weights``, or what ``grad_weights`` adds to ``delta``."""
+        self._run("rows", f"attention_weights<{self.type}", with_mask=self.has_mask)
+
+    def backward(self) -> None:
+        grads = [self.given[f"grad_{name}"] for name in ("query", "key", "value", "scores")]
+        has_weights = self.given["grad_weights"] is not None
+        extra = self.has_mask or has_weights
+        if any(grads[i] is not None for i in (0, 1, 3)):
+            self.give(delta=torch.empty_like(self.given["lse"]))
+            self._run("rows", f"attention_delta<{self.type}>")
+            if has_weights:
+                self.weights()
+        if grads[0] is not None or grads[3] is not None:
+            name = f"attention_grad_query<{self.type}, {_columns(self.key_dim)}"
+            self._run("bwd", name, self.key_dim, with_mask=extra)
+        both = grads[1] is not None and grads[2] is not None
+        if both and max(self.key_dim, self.value_dim) <= 64:
+            self._grad_key_value("64, 64", 64, extra)
+            return
+        if grads[1] is not None:
+            self._grad_key_value(f"{_columns(self.key_dim)}, 0", self.key_dim, extra)
+        if grads[2] is not None:
+            self._grad_key_value(f"0, {_columns(self.value_dim)}", self.value_dim, extra)
+
+    def _grad_key_value(self, columns: str, dim: int, with_mask: bool) -> None:
+        name = f"attention_grad_key_value<{self.type}, {columns}"
+        self._run("bwd", name, dim, by_key=True, with_mask=with_mask)
+
+    def _run(
+        self,
+        file: str,
+        name: str,
+        dim: int = 0,
+        *,
+        pieces: int = 2,
+        by_key: bool = False,
+        with_mask: bool | None = None,
+    ) -> None:
+        """Launch a kernel over all tiles of queries, or keys, and 256 columns of ``dim`` each."""
+        heads, length = (self.kv_heads, self.kv_len) if by_key else (self.heads, self.q_len)
+        tiles = -(-length // _TILE)
+        blocks = self.batch * heads * tiles
+        if blocks == 0:
+            return
+        if with_mask is not None:
+            band, dropout = self.flags
+            name += "".join(f", {str(x).lower()}" for x in (band, with_mask, dropout)) + ">"
+        kernel = Kernel(f"attention/attention_{file}.cuh", f"fa::{name}", _THREADS, pieces * _PIECE)
+        _cuda.launch(self.device, kernel, (blocks, max(-(-dim // 256), 1), 1), self._pack(tiles))
+
+    def _pack(self, tiles: int) -> bytes:
+        given, tensors = self.given, []
+        for name in _TENSORS:
+            tensors += _tensor(given.get(name), packed=self.ends is not None)
+        mask, padding = given["attn_mask"], self.padding
+        statistics = (
+            (self.heads * self.tokens, self.tokens) if self.ends is None else (0, self.tokens)
+        )
+        return _PARAMS.pack(
+            *tensors,
+            *(given.get(name) for name in ("lse", "lse_low", "delta", "grad_lse")),
+            padding,
+            *(self.ends or (None, None)),
+            *dropout_fields(*self.dropout),
+            *statistics,
+            *((0, 0) if padding is None else padding.stride()),
+            *self.scales,
+            self.batch,
+            self.heads,
+            self.heads // self.kv_heads,
+            self.q_len,
+            self.kv_len,
+            self.key_dim,
+            self.value_dim,
+            *self.rules,
+            _mask_kind(mask),
+            tiles,
+        )
+
+
+def _columns(dim: int) -> int:
+    """The columns of a result that one block owns."""
+    return 64 if dim <= 64 else 128 if dim <= 128 else 256
+
+
+def _mask_kind(mask: Tensor | None) -> int:
+    if mask is None:
+        return _NO_MASK
+    if mask.dtype == torch.bool:
+        return _BOOL_MASK
+    return _FLOAT_MASK if mask.dtype == torch.float32 else _OWN_MASK
+
+
+def _tensor(x: Tensor | None, packed: bool) -> tuple[Any, ...]:
+    """Values for fa::Tensor4."""
+    if x is None:
+        return None, 0, 0, 0, 0, 0, 0
+    strides = [0 if n == 1 else s for s, n in zip(x.stride(), x.shape, strict=True)]
+    quad = 4 * x.element_size()
+    aligned = x.stride(3) == 1 and x.data_ptr() % quad == 0 and all(s % 4 == 0 for s in strides[:3])
+    if packed:
+        strides[0] = 0
+    return x, *strides, aligned, 0
