@@ -51,3 +51,73 @@ def rows(columns: int, arch: str, most: int = 16384) -> RowConfig:
 def columns(arch: str) -> Config:
     """For kernels whose block owns some columns and walks down the rows."""
     return Config(32, 64, 4) if arch == INTERPRETER else Config(16, 128, 4)
+
+
+class AttentionConfig(NamedTuple):
+    """``block_dk``, ``block_dv``: the head dimensions padded to what a product takes."""
+
+    block_dk: int
+    block_dv: int
+    config: Config
+
+
+# Tiles (block_m, block_n, warps, stages) for half precision by the wider padded head dimension;
+# "small" is every NVIDIA GPU with less than 100 KB of shared memory a block.
+_FORWARD = {
+    "sm_80": {64: (128, 64, 4, 3), 128: (128, 64, 8, 2), 256: (64, 32, 8, 2)},
+    "sm_90": {64: (128, 128, 8, 3), 128: (128, 128, 8, 2), 256: (128, 64, 8, 2)},
+    "small": {64: (128, 64, 4, 2), 128: (64, 64, 4, 2), 256: (64, 32, 8, 1)},
+    "amd": {64: (128, 64, 4, 1), 128: (128, 64, 4, 1), 256: (64, 32, 8, 1)},
+}
+_BACKWARD = {
+    "sm_80": {64: (64, 64, 4, 2), 128: (64, 64, 8, 2), 256: (32, 32, 8, 1)},
+    "sm_90": {64: (64, 128, 8, 2), 128: (64, 64, 8, 2), 256: (64, 32, 8, 1)},
+    "small": {64: (64, 64, 4, 2), 128: (32, 64, 4, 1), 256: (32, 32, 8, 1)},
+    "amd": {64: (64, 64, 4, 1), 128: (32, 64, 4, 1), 256: (32, 32, 8, 1)},
+}
+_FLOAT32 = {64: (64, 32, 4, 2), 128: (32, 32, 4, 1), 256: (16, 16, 4, 1)}
+_PROCESSORS = {"sm_80": 108, "sm_90": 132, "sm_100": 148, "gfx942": 304}
+
+
+def attention(
+    head_dim: int, value_dim: int, itemsize: int, arch: str, *, is_backward: bool, q_len: int
+) -> AttentionConfig:
+    """Of the forward kernel, or of both backward kernels; few queries get a low tile."""
+    blocks = power_of_2(head_dim, 16), power_of_2(value_dim, 16)
+    if arch == INTERPRETER:
+        return AttentionConfig(*blocks, Config(32, 32, 4, 1))
+    widest = max(64, *blocks)
+    if itemsize == 4:
+        tile = _FLOAT32[widest]
+    else:
+        tile = (_BACKWARD if is_backward else _FORWARD)[_family(arch)][widest]
+    block_m, block_n, warps, stages = tile
+    if not is_backward and q_len <= 32:
+        block_m, warps = min(block_m, power_of_2(q_len, 16)), 4
+    return AttentionConfig(*blocks, Config(block_m, block_n, warps, stages))
+
+
+def _family(arch: str) -> str:
+    if not arch.startswith("sm_"):
+        return "amd"
+    return {"sm_80": "sm_80", "sm_90": "sm_90", "sm_100": "sm_90", "sm_103": "sm_90"}.get(
+        arch, "small"
+    )
+
+
+def attention_splits(blocks: int, q_len: int, kv_len: int, block_n: int, arch: str) -> int:
+    """Parts that the keys are cut into where ``blocks`` alone would leave processors idle."""
+    tiles = -(-kv_len // block_n)
+    if arch == INTERPRETER:
+        return 4 if q_len <= 16 and tiles >= 4 else 1
+    processors = _PROCESSORS.get(arch, 64)
+    splits = 1
+    while blocks and 2 * splits * blocks <= processors and tiles >= 4 * splits and splits < 32:
+        splits *= 2
+    return splits
+
+
+def classes(count: int, arch: str) -> Config:
+    """For kernels whose block walks along one row of ``count`` logits."""
+    block = min(power_of_2(count, 16), 256 if arch == INTERPRETER else 4096)
+    return Config(1, block, min(8, max(1, block // 256)))

@@ -17,6 +17,7 @@ register_backends(
     "varlen_attention",
     {
         "cpu": "fastattn.ops.attention._varlen_cpu",
+        "triton": "fastattn.ops.attention._varlen_triton",
         "reference": "fastattn.ops.attention.varlen_reference",
     },
 )

@@ -1,7 +1,8 @@
 """The chunked cross entropy that backends share: torch.mm for the products, their own row pass.
 
 A chunk of tokens has its logits formed, turned into losses and (in place) gradients, multiplied
-out, and dropped; so no more than ``CHUNK_BYTES`` of logits exist at any time.
+out, and dropped; so no more than ``CHUNK_BYTES`` of logits exist at any time, on a GPU
+``GPU_CHUNK_BYTES``, which its products need to fill it.
 """
 
 from __future__ import annotations
@@ -15,6 +16,9 @@ from torch import Tensor
 from fastattn.ops.cross_entropy.reference import CrossEntropyConfig, reduce
 
 CHUNK_BYTES = 16 * 2**20
+GPU_CHUNK_BYTES = 256 * 2**20
+# Half products with float32 results, which nothing has rounded: torch 2.8 has them on NVIDIA GPUs.
+_MM_WIDENS = hasattr(torch.ops.aten.mm, "dtype") and torch.version.hip is None
 
 
 class RowResult(NamedTuple):
@@ -106,7 +110,7 @@ class _Gradients:
             if grad is grad_logits:
                 self.weight.addmm_(grad.T, hidden[rows])
             else:
-                self.weight += grad.T @ hidden[rows]
+                self.weight += _wide_product(grad.T, hidden[rows], self.weight.dtype)
         if self.bias is not None:
             self.bias += grad_logits.sum(0)
 
@@ -128,14 +132,21 @@ def _divisor(
 
 
 def _logits(rows: Tensor, weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
-    if rows.dtype != dtype:
-        logits = (rows @ weight.T).to(dtype)
-    else:
-        logits = torch.mm(rows, weight.T)
+    logits = _wide_product(rows, weight.T, dtype)
     return logits if bias is None else logits.add_(bias.to(dtype))
+
+
+def _wide_product(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
+    """a @ b in ``dtype``, never rounded to a narrower one of the factors."""
+    if a.dtype == dtype:
+        return torch.mm(a, b)
+    if a.is_cuda and _MM_WIDENS:
+        return torch.mm(a, b, out_dtype=dtype)
+    return torch.mm(a.to(dtype), b.to(dtype))
 
 
 def _chunks(hidden: Tensor, weight: Tensor) -> list[slice]:
     wide = torch.promote_types(hidden.dtype, torch.float32).itemsize
-    size = max(16, CHUNK_BYTES // max(1, wide * len(weight)))
+    room = GPU_CHUNK_BYTES if hidden.is_cuda else CHUNK_BYTES
+    size = max(16, room // max(1, wide * len(weight)))
     return [slice(i, min(i + size, len(hidden))) for i in range(0, len(hidden), size)]

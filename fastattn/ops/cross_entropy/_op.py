@@ -22,6 +22,7 @@ register_backends(
     "linear_cross_entropy",
     {
         "cpu": "fastattn.ops.cross_entropy._cpu",
+        "triton": "fastattn.ops.cross_entropy._triton",
         "torch": "fastattn.ops.cross_entropy._torch",
         "reference": "fastattn.ops.cross_entropy.reference",
     },
