@@ -110,11 +110,15 @@ Moments<C> moments(const C* sum, C guess, int64_t n, const S* next_x, const R* n
   return {guess + shift, sum_of_block<C>(squares) / static_cast<C>(n) - shift * shift};
 }
 
-template <bool kStream, class C, class S>
-void normalise(const C* sum, C mean, C rstd, const C* weight, const C* bias, int64_t n, S* out) {
+// With kKeep, sum also goes to `kept`, past the caches.
+template <bool kStream, bool kKeep, class C, class S>
+void normalise(const C* sum, C mean, C rstd, const C* weight, const C* bias, int64_t n, S* out,
+               C* kept) {
   for_each_block<C>(n, [&](int64_t j, auto block) {
     for (int i = 0; i < kVectors<C>; ++i) {
-      const Vec<C> xhat = (block.load(sum + j, i) - mean) * rstd;
+      const Vec<C> s = block.load(sum + j, i);
+      if constexpr (kKeep) block.template store<true>(kept + j, i, s);
+      const Vec<C> xhat = (s - mean) * rstd;
       const Vec<C> y = xhat * block.load(weight + j, i) + block.load(bias + j, i);
       block.template store<kStream>(out + j, i, y);
     }
@@ -124,7 +128,7 @@ void normalise(const C* sum, C mean, C rstd, const C* weight, const C* bias, int
 // C computes; S is x's and out's type, R the residual's, or C where those are brought to it first.
 template <class C, class S, class R, bool kDrop, bool kAdd>
 void forward_rows(const LayerNormForward& p, const Rows& x_rows, const Rows& residual_rows,
-                  bool stream, int64_t begin, int64_t end) {
+                  bool stream, bool stream_sum, int64_t begin, int64_t end) {
   const int64_t n = p.x.last_size();
   const auto scratch = carve_scratch<ForwardScratch<C, S, R>>(n);
   const C* weight = load_parameter<C>(p.weight, n, 1, scratch.weight);
@@ -134,17 +138,17 @@ void forward_rows(const LayerNormForward& p, const Rows& x_rows, const Rows& res
     const S* x = load_row<S>(p.x, x_rows, row, scratch.x);
     const R* residual = scratch.residual;
     if constexpr (kAdd) residual = load_row<R>(p.residual, residual_rows, row, scratch.residual);
-    C* sum = p.sum ? row_buffer<C>(p.sum, row, scratch.sum) : scratch.sum;
+    C* kept = p.sum ? row_buffer<C>(p.sum, row, scratch.sum) : scratch.sum;
+    C* sum = stream_sum ? scratch.sum : kept;
     const DropoutRow numbers = dropout_row(p.dropout, row);
     const C total = add_row<C, kDrop, kAdd>(x, residual, numbers, scale, n, sum);
     const auto [mean, variance] = moments(sum, total / static_cast<C>(n), n, x + n, residual + n);
     const C rstd = 1 / std::sqrt(variance + static_cast<C>(p.eps));
     S* out = row_buffer<S>(p.out, row, scratch.out);
-    if (stream) {
-      normalise<true>(sum, mean, rstd, weight, bias, n, out);
-    } else {
-      normalise<false>(sum, mean, rstd, weight, bias, n, out);
-    }
+    const auto write = stream_sum ? normalise<true, true, C, S>
+                       : stream   ? normalise<true, false, C, S>
+                                  : normalise<false, false, C, S>;
+    write(sum, mean, rstd, weight, bias, n, out, kept);
     store_row(out, p.out, row);
     if (p.sum) store_row(sum, p.sum, row);
     p.mean.as<C>()[row] = mean;
@@ -157,10 +161,12 @@ template <class C, class S, class R>
 void forward(const LayerNormForward& p) {
   const Rows x_rows(p.x), residual_rows(p.residual ? p.residual : p.x);
   const int64_t rows = x_rows.count(), n = p.x.last_size();
-  const bool stream = streams<C>(p.out, rows, 2 + bool(p.residual) + bool(p.sum));
+  const int tensors = 2 + bool(p.residual) + bool(p.sum);
+  const bool stream = streams<C>(p.out, rows, tensors);
+  const bool stream_sum = stream && p.sum && streams<C>(p.sum, rows, tensors);
   const auto run = [&](auto drops, auto adds) {
     parallel_for_ranges(rows, rows_per_piece(n), p.threads, [&](int64_t begin, int64_t end) {
-      forward_rows<C, S, R, drops, adds>(p, x_rows, residual_rows, stream, begin, end);
+      forward_rows<C, S, R, drops, adds>(p, x_rows, residual_rows, stream, stream_sum, begin, end);
     });
   };
   constexpr std::true_type yes{};

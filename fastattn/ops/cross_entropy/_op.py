@@ -185,10 +185,18 @@ def _autograd(ctx: Any, grad_loss, _grad_nll, grad_lse, *grads_of_grads):
         )
     else:
         found = [
-            (g * grad_loss).to(g.dtype) if need else None
+            _scaled(g, grad_loss) if need else None
             for g, need in zip(ctx.saved_tensors, needs, strict=True)
         ]
     return (*(g if need else None for g, need in zip(found, needs, strict=True)), *rest)
+
+
+def _scaled(grad: Tensor, grad_loss: Tensor) -> Tensor:
+    """grad * grad_loss; grad itself where grad_loss is 1, which most calls of backward() give."""
+    is_plain = type(grad_loss) is Tensor and grad_loss.is_cpu and not grad_loss.requires_grad
+    if is_plain and not torch.compiler.is_compiling() and grad_loss.item() == 1.0:
+        return grad
+    return (grad * grad_loss).to(grad.dtype)
 
 
 def _setup_double_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
