@@ -159,7 +159,9 @@ class FeedForward(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., d] -> [..., d]"""
-        return self.outer(_dropout(F.relu(self.inner(x), inplace=True), self.dropout, self.training))
+        return self.outer(
+            _dropout(F.relu(self.inner(x), inplace=True), self.dropout, self.training)
+        )
 
 
 class Embedding(nn.Module):

@@ -10,7 +10,7 @@ from fastattn.ops.cross_entropy.reference import CrossEntropyConfig, reduce, smo
 
 _DTYPES = frozenset((torch.float32, torch.float64, torch.float16, torch.bfloat16))
 CHUNK_BYTES = 40 * 2**20
-_MAX_CHUNK, _MIN_CHUNK = 512, 64  # tokens
+_MAX_CHUNK, _MIN_CHUNK = 512, 64  # tokens: a multiple of 64, which every panel divides
 _MAX_GROUPS, _MIN_GROUP = 32, 128  # groups of classes, and classes in one
 
 
@@ -62,12 +62,13 @@ def fwd(
         factor = torch.ones(len(tokens), dtype=dtype)
         if divisor is not None:
             factor /= divisor
-    loss, nll, lse, *grads = _run(
+    (loss, nll, lse), grads = _run(
         hidden, weight, bias, class_weight, target, tokens, factor, cfg, needs
     )
     if cfg.reduction != "none":
         loss, nll = reduce(loss, divisor), reduce(nll, divisor)
-    return loss, nll, lse, *(hidden.new_empty(0) if g is None else g for g in grads)
+    dhidden, dweight, dbias = (hidden.new_empty(0) if g is None else g for g in grads)
+    return loss, nll, lse, dhidden, dweight, dbias
 
 
 def bwd(
@@ -86,7 +87,7 @@ def bwd(
     if class_weight is not None:
         class_weight = class_weight.to(lse.dtype).contiguous()
     factor = grad_loss.to(lse.dtype)[tokens]
-    return _run(hidden, weight, bias, class_weight, target, tokens, factor, cfg, needs)[3:]
+    return _run(hidden, weight, bias, class_weight, target, tokens, factor, cfg, needs)[1]
 
 
 def _run(
@@ -99,8 +100,8 @@ def _run(
     factor: Tensor | None,  # of the gradients, for each of `tokens`; None: no gradients
     cfg: CrossEntropyConfig,
     needs: tuple[bool, bool, bool],
-) -> tuple[Tensor | None, ...]:
-    """(loss, nll, lse [T], dhidden, dweight, dbias), the last three None where not wanted."""
+) -> tuple[tuple[Tensor, Tensor, Tensor], tuple[Tensor | None, Tensor | None, Tensor | None]]:
+    """(loss, nll, lse) [T], and the gradients of hidden, weight, bias: None where not wanted."""
     dtype = torch.promote_types(hidden.dtype, torch.float32)
     classes, dim = weight.shape
     loss, nll, lse = (torch.zeros(len(target), dtype=dtype) for _ in range(3))
@@ -145,7 +146,7 @@ def _run(
         grad_weight = grad_weight.to(weight.dtype)
     if grad_bias is not None and bias is not None:
         grad_bias = grad_bias.to(bias.dtype)
-    return loss, nll, lse, grad_hidden, grad_weight, grad_bias
+    return (loss, nll, lse), (grad_hidden, grad_weight, grad_bias)
 
 
 def _round_up(n: int, to: int) -> int:
