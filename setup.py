@@ -1,9 +1,9 @@
 """Builds fastattn._C, the native kernels. All other metadata is in pyproject.toml.
 
 The build needs a C++17 compiler (GCC or Clang) and neither torch nor CUDA. Every
-csrc/<op>/<op>_cpu.cpp is compiled once per instruction-set level, csrc/bindings and csrc/common
-once; ninja compiles what changed. Without a compiler, and on macOS and Windows, the package
-installs as pure Python.
+csrc/<op>/<op>_cpu.cpp is compiled once per instruction-set level, csrc/bindings, csrc/common and
+csrc/driver once; ninja compiles what changed. Without a compiler, and on macOS and Windows, the
+package installs as pure Python.
 
 Environment: CXX, CXXFLAGS, LDFLAGS as usual; FASTATTN_BUILD_ISA=avx512,avx2 builds fewer levels;
 MAX_JOBS limits parallel compilations.
@@ -87,7 +87,8 @@ def ninja_file(compiler: list[str], isas: list[str], target: str) -> str:
         f"  command = $cxx $in {quoted(link)} -o $out",
     ]
     objects = []
-    for source in [*bindings, *sorted((CSRC / "common").glob("*.cpp"))]:
+    shared = [p for layer in ("common", "driver") for p in sorted((CSRC / layer).glob("*.cpp"))]
+    for source in [*bindings, *shared]:
         objects.append(f"$builddir/{source.parent.name}_{source.stem}.o")
         lines.append(f"build {objects[-1]}: compile {source}")
         if source in bindings:

@@ -10,6 +10,7 @@ except ModuleNotFoundError as error:
     ) from None
 
 from fastattn._dispatch import BackendError, explain, use_backend
+from fastattn._warmup import warmup
 from fastattn.functional import (
     AttentionOutput,
     add_layer_norm,
@@ -40,4 +41,5 @@ __all__ = [
     "softmax",
     "use_backend",
     "varlen_attention",
+    "warmup",
 ]

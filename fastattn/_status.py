@@ -46,6 +46,7 @@ def collect() -> dict[str, Any]:
         "torch_build": torch_build(),
         "triton": _version_of("triton"),
         "native": native(),
+        "cuda": cuda(),
         "environment": environment(),
         "gpus": gpus,
         "devices": [str(device) for device in devices],
@@ -79,6 +80,36 @@ def native() -> dict[str, Any]:
         "torch_threads": torch.get_num_threads(),
         "shares_openmp": _native.lib().connect_openmp(),
         "openmp": loaded_openmp(),
+    }
+
+
+def cuda() -> dict[str, Any]:
+    """What the CUDA kernels need: NVIDIA's driver, and compilers with what they compile for."""
+    from fastattn._cuda import driver, nvrtc
+
+    try:
+        reason = driver.why_not()
+    except ValueError as error:
+        reason = str(error)
+    compilers = []
+    for library in nvrtc.found():
+        try:
+            headers: str | None = str(library.headers())
+        except nvrtc.CompileError:
+            headers = None
+        compilers.append(
+            {
+                "version": "{}.{}".format(*library.version),
+                "path": library.path,
+                "headers": headers,
+                "architectures": [f"sm_{arch}" for arch in library.architectures],
+            }
+        )
+    return {
+        "driver": None if reason else driver.version(),
+        "why_no_driver": reason,
+        "nvrtc": compilers,
+        "install": None if compilers else nvrtc.INSTALL,
     }
 
 
@@ -123,7 +154,12 @@ def render(status: dict[str, Any]) -> str:
         f"torch {status['torch']} ({status['torch_build']} build), "
         f"triton {status['triton'] or 'not installed'}"
     )
-    blocks = [head, _render_native(status["native"]), _render_devices(status)]
+    blocks = [
+        head,
+        _render_native(status["native"]),
+        _render_devices(status),
+        _render_cuda(status["cuda"]),
+    ]
     if status["environment"]:
         blocks.append(_render_environment(status["environment"]))
     blocks.append(_render_ops(status["ops"]))
@@ -157,6 +193,18 @@ def _render_devices(status: dict[str, Any]) -> str:
             lines.append(f"    what helps: {gpu['command']}")
     if not status["gpus"]:
         lines.append("  no GPU found by torch or nvidia-smi")
+    return "\n".join(lines)
+
+
+def _render_cuda(found: dict[str, Any]) -> str:
+    lines = ["CUDA kernels"]
+    lines.append(f"  driver: {found['why_no_driver'] or 'for CUDA ' + found['driver']}")
+    for compiler in found["nvrtc"]:
+        lines.append(f"  NVRTC {compiler['version']}: {compiler['path']}")
+        lines.append(f"    headers: {compiler['headers'] or 'none; cuda_fp16.h was not found'}")
+        lines.append(f"    compiles for {' '.join(compiler['architectures'])}")
+    if found["install"]:
+        lines.append(f"  no NVRTC to compile them; what helps: {found['install']}")
     return "\n".join(lines)
 
 

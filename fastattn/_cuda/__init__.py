@@ -8,15 +8,31 @@ from __future__ import annotations
 
 import torch
 
-from fastattn._cuda import emulator
+from fastattn._cuda import driver, emulator
+from fastattn._cuda.catalog import register_kernels
 from fastattn._cuda.kernel import Kernel
 from fastattn._cuda.params import DROPOUT, Params, dropout_fields
 
-__all__ = ["DROPOUT", "Kernel", "Params", "dropout_fields", "emulator", "launch"]
+__all__ = [
+    "DROPOUT",
+    "Kernel",
+    "Params",
+    "dropout_fields",
+    "emulator",
+    "launch",
+    "register_kernels",
+    "why_not_on",
+]
 
 
 def launch(device: torch.device, kernel: Kernel, grid: tuple[int, int, int], params: bytes) -> None:
-    """Start ``kernel`` with ``grid`` blocks; on the CPU run it to its end on emulated threads.
+    """Start ``kernel`` on torch's current stream of ``device``, or run it on emulated threads.
+
+    Args:
+        device: of the tensors; the CPU means the emulator, which returns when the kernel is done.
+        grid: the number of blocks in x, y and z.
+        params: the kernel's one argument, by ``Params.pack``. The tensors have to live until the
+            call returns; torch's allocator keeps their memory for the stream after that.
 
     Raises:
         RuntimeError: the kernel can't be compiled or started, or the emulator found a fault.
@@ -25,5 +41,14 @@ def launch(device: torch.device, kernel: Kernel, grid: tuple[int, int, int], par
     kernel.check(grid)
     if device.type == "cpu":
         emulator.launch(kernel, grid, params)
-        return
-    raise NotImplementedError(f"kernels on {device}")
+    else:
+        index = torch.cuda.current_device() if device.index is None else device.index
+        stream = torch._C._cuda_getCurrentRawStream(index)
+        driver.launch(index, stream, kernel, grid, params)
+
+
+def why_not_on(device: torch.device) -> str | None:
+    """One sentence why the ``cuda`` backend can't serve tensors on ``device``, or None."""
+    if device.type != "cuda" or torch.version.hip is not None:
+        return f"the tensors are on {device}, the cuda backend needs them on an NVIDIA GPU"
+    return driver.why_not_on(torch.cuda.current_device() if device.index is None else device.index)

@@ -27,6 +27,18 @@ def _kernel(dtype: torch.dtype) -> _cuda.Kernel:
     return _cuda.Kernel("dropout/dropout.cuh", name, _THREADS)
 
 
+def _default_set(arch: int) -> list[_cuda.Kernel]:
+    return [_kernel(dtype) for dtype in _TYPES]
+
+
+_cuda.register_kernels("dropout", _default_set)
+
+
+def why_not(x: Tensor, rng_state: Tensor, p: float) -> str | None:
+    """One sentence why this backend can't run the call, or None if it can."""
+    return _cuda.why_not_on(x.device) or unsupported(x, rng_state, p)
+
+
 def unsupported(x: Tensor, rng_state: Tensor, p: float) -> str | None:
     """What the kernel can't do, on whichever device."""
     if x.dtype not in _TYPES:

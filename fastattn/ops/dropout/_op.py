@@ -15,6 +15,7 @@ register_backends(
     "dropout",
     {
         "cpu": "fastattn.ops.dropout._cpu",
+        "cuda": "fastattn.ops.dropout._cuda",
         "triton": "fastattn.ops.dropout._triton",
         "reference": "fastattn.ops.dropout.reference",
         "emulator": "fastattn.ops.dropout._emulator",
