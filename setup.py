@@ -20,6 +20,7 @@ from pathlib import Path
 
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
+from setuptools.command.build_py import build_py
 
 CSRC = Path("csrc")
 AVX2 = ["-mavx2", "-mfma", "-mf16c", "-mbmi", "-mbmi2", "-mpopcnt"]
@@ -119,6 +120,17 @@ class NinjaBuild(build_ext):
         subprocess.run(command, check=True)
 
 
+class KernelSources(build_py):
+    """Packs the CUDA kernels' sources, which are compiled on first use, as fastattn/csrc."""
+
+    def run(self) -> None:
+        super().run()
+        for source in () if self.editable_mode else sorted(CSRC.rglob("*.cuh")):
+            target = Path(self.build_lib, "fastattn", source)
+            self.mkpath(str(target.parent))
+            self.copy_file(str(source), str(target))
+
+
 def native_extensions() -> list[Extension]:
     """fastattn._C, or nothing where it can't be built."""
     if find_compiler() is None:
@@ -129,4 +141,6 @@ def native_extensions() -> list[Extension]:
     return [Extension("fastattn._C", sources, depends=headers)]
 
 
-setup(ext_modules=native_extensions(), cmdclass={"build_ext": NinjaBuild})
+setup(
+    ext_modules=native_extensions(), cmdclass={"build_ext": NinjaBuild, "build_py": KernelSources}
+)

@@ -82,7 +82,8 @@ def test_a_wheel_without_compiler_is_pure_python(tree):
     assert any(name.endswith("licenses/LICENSE") for name in names)
     packaged = {name for name in names if name.startswith("fastattn/")}
     written = {str(p.relative_to(tree)) for p in (tree / "fastattn").rglob("*.py")}
-    assert packaged == written | {"fastattn/py.typed"}
+    kernels = {f"fastattn/{p.relative_to(tree)}" for p in (tree / "csrc").rglob("*.cuh")}
+    assert packaged == written | kernels | {"fastattn/py.typed"}
 
 
 @pytest.mark.slow
@@ -104,6 +105,12 @@ def test_a_wheel_with_native_code_works_elsewhere(tree, tmp_path):
         capture_output=True, text=True, check=True,
     )  # fmt: skip
     assert result.stdout.split() == [str(elsewhere / "fastattn" / "__init__.py"), "cpu"]
+    result = subprocess.run(
+        [sys.executable, "-m", "fastattn", "compile", "--arch=sm_60", "--ops=dropout"],
+        cwd=elsewhere, env={**os.environ, "FASTATTN_CACHE_DIR": str(tmp_path / "cache")},
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert "3 kernels, 3 of them compiled now" in result.stdout
 
 
 def test_versions_agree():
