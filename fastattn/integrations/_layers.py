@@ -7,6 +7,8 @@ torch's kernels for whole layers, which call no attention module, are never take
 
 from __future__ import annotations
 
+from typing import Any, Literal, overload
+
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.transformer import _detect_is_causal_mask, _get_seq_len
@@ -111,7 +113,7 @@ class TransformerDecoder(nn.TransformerDecoder):
         return x if self.norm is None else self.norm(x)
 
 
-def _is_causal(stack: nn.Module, x: Tensor, mask: Tensor | None, given: bool | None) -> bool:
+def _is_causal(stack: Any, x: Tensor, mask: Tensor | None, given: bool | None) -> bool:
     """Whether the mask is known to be causal, which spares work: the mask is applied all the same.
 
     A compiler can't look into the mask.
@@ -122,11 +124,23 @@ def _is_causal(stack: nn.Module, x: Tensor, mask: Tensor | None, given: bool | N
     return _detect_is_causal_mask(mask, given, _get_seq_len(x, batch_first))
 
 
+@overload
+def add_norm(
+    x: Tensor, residual: Tensor | None, dropout: nn.Module | None, norm: nn.Module
+) -> Tensor: ...
+@overload
 def add_norm(
     x: Tensor,
     residual: Tensor | None,
     dropout: nn.Module | None,
     norm: nn.Module,
+    return_sum: Literal[True],
+) -> tuple[Tensor, Tensor]: ...
+def add_norm(
+    x: Tensor,
+    residual: Tensor | None,
+    dropout: Any,
+    norm: Any,
     return_sum: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """norm(residual + dropout(x)), fused where no hook and no other class would notice.
@@ -160,7 +174,7 @@ def why_not_fused(module: nn.Module, kind: type[nn.Module]) -> str | None:
         return "has hooks"
     if "forward" in module.__dict__:
         return "has a forward of its own"
-    if kind is nn.LayerNorm and len(module.normalized_shape) != 1:
+    if isinstance(module, nn.LayerNorm) and len(module.normalized_shape) != 1:
         return "normalizes several dimensions"
     return None
 
@@ -193,5 +207,5 @@ def _attend(
     )[0]
 
 
-def _feed_forward(layer: nn.Module, x: Tensor) -> Tensor:
+def _feed_forward(layer: Any, x: Tensor) -> Tensor:
     return layer.linear2(layer.dropout(layer.activation(layer.linear1(x))))

@@ -74,9 +74,11 @@ def scaled_dot_product_attention(
         return _TORCHS(
             query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
         )
-    return functional.scaled_dot_product_attention(
+    output = functional.scaled_dot_product_attention(
         query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa, **arguments
     )
+    assert isinstance(output, Tensor)
+    return output
 
 
 def _any_nested(tensors: tuple[Tensor | None, ...]) -> bool:

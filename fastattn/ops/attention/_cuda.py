@@ -115,9 +115,10 @@ def bwd(
         grad_scores = lse.new_zeros(*query.shape[:3], key.shape[2])
     call.give(grad_query=grads[0], grad_key=grads[1], grad_value=grads[2], grad_scores=grad_scores)
     call.backward()
-    if grad_scores is None:
-        return grads[0], grads[1], grads[2], None
-    return *grads, grad_scores.sum_to_size(attn_mask.shape).to(attn_mask.dtype)
+    grad_mask = None
+    if grad_scores is not None and attn_mask is not None:
+        grad_mask = grad_scores.sum_to_size(attn_mask.shape).to(attn_mask.dtype)
+    return grads[0], grads[1], grads[2], grad_mask
 
 
 class Call:
@@ -227,7 +228,8 @@ class Call:
         _cuda.launch(self.device, kernel, (blocks, max(-(-dim // 256), 1), 1), self._pack(tiles))
 
     def _pack(self, tiles: int) -> bytes:
-        given, tensors = self.given, []
+        given = self.given
+        tensors: list[Any] = []
         for name in _TENSORS:
             tensors += _tensor(given.get(name), packed=self.ends is not None)
         mask, padding = given["attn_mask"], self.padding
