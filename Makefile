@@ -81,7 +81,7 @@ $(TORCH_STAMP): $(VENV)/.made
 # Without build isolation, so that later builds find the same headers and compile only what changed.
 $(VENV)/.installed: $(TORCH_STAMP) pyproject.toml setup.py
 	$(PY) -m pip install --quiet $(BUILD_REQUIRES)
-	$(PY) -m pip install --quiet --no-build-isolation --editable '.[examples,test,bench,dev]'
+	$(PY) -m pip install --quiet --no-build-isolation --editable '.[examples,integrations,test,bench,dev]'
 	@touch $@
 
 $(VENV)/.built: $(VENV)/.installed $(CSRC)

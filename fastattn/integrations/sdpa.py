@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.attention.bias import CausalBias, CausalVariant
 
 from fastattn import functional
 
@@ -59,14 +58,14 @@ def scaled_dot_product_attention(
     enable_gqa: bool = False,
 ) -> Tensor:
     arguments: dict[str, Any] = {}
-    if isinstance(attn_mask, CausalBias):
+    if _is_causal_bias(attn_mask):
         lengths = (attn_mask.seq_len_q, attn_mask.seq_len_kv)
         if lengths != (query.shape[-2], key.shape[-2]):
             raise ValueError(
                 f"attn_mask is a CausalBias of {lengths[0]} x {lengths[1]}; one of query's and "
                 f"key's lengths, {query.shape[-2]} x {key.shape[-2]}, is accepted"
             )
-        if attn_mask.variant == CausalVariant.LOWER_RIGHT:
+        if attn_mask.variant.name == "LOWER_RIGHT":
             arguments["causal_alignment"] = "bottom_right"
         attn_mask, is_causal = None, True
     tensors = (query, key, value, attn_mask)
@@ -79,6 +78,12 @@ def scaled_dot_product_attention(
     )
     assert isinstance(output, Tensor)
     return output
+
+
+def _is_causal_bias(mask: Tensor | None) -> bool:
+    """Without importing torch's module of biases, which takes seconds."""
+    biases = sys.modules.get("torch.nn.attention.bias")
+    return biases is not None and isinstance(mask, biases.CausalBias)
 
 
 def _any_nested(tensors: tuple[Tensor | None, ...]) -> bool:

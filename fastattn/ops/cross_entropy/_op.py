@@ -15,7 +15,7 @@ from fastattn._checks import (
     describe,
 )
 from fastattn._dispatch import register_backends, select
-from fastattn._library import register_op
+from fastattn._library import register_op, wants_grad
 from fastattn.ops.cross_entropy.reference import CrossEntropyConfig
 
 register_backends(
@@ -57,7 +57,7 @@ def linear_cross_entropy(
             "hidden's shape without its last dimension is accepted"
         )
     trains = torch.is_grad_enabled()
-    needs = [trains and isinstance(t, Tensor) and t.requires_grad for t in (hidden, weight, bias)]
+    needs = [trains and wants_grad(t) for t in (hidden, weight, bias)]
     loss, nll, *_ = _linear_cross_entropy(
         hidden.reshape(-1, hidden.shape[-1]),
         weight,
