@@ -58,14 +58,15 @@ def scaled_dot_product_attention(
     enable_gqa: bool = False,
 ) -> Tensor:
     arguments: dict[str, Any] = {}
-    if _is_causal_bias(attn_mask):
-        lengths = (attn_mask.seq_len_q, attn_mask.seq_len_kv)
+    bias = _causal_bias(attn_mask)
+    if bias is not None:
+        lengths = (bias.seq_len_q, bias.seq_len_kv)
         if lengths != (query.shape[-2], key.shape[-2]):
             raise ValueError(
                 f"attn_mask is a CausalBias of {lengths[0]} x {lengths[1]}; one of query's and "
                 f"key's lengths, {query.shape[-2]} x {key.shape[-2]}, is accepted"
             )
-        if attn_mask.variant.name == "LOWER_RIGHT":
+        if bias.variant.name == "LOWER_RIGHT":
             arguments["causal_alignment"] = "bottom_right"
         attn_mask, is_causal = None, True
     tensors = (query, key, value, attn_mask)
@@ -80,10 +81,10 @@ def scaled_dot_product_attention(
     return output
 
 
-def _is_causal_bias(mask: Tensor | None) -> bool:
-    """Without importing torch's module of biases, which takes seconds."""
+def _causal_bias(mask: Tensor | None) -> Any:
+    """The mask if it is torch's CausalBias, else None; without importing that module: seconds."""
     biases = sys.modules.get("torch.nn.attention.bias")
-    return biases is not None and isinstance(mask, biases.CausalBias)
+    return mask if biases is not None and isinstance(mask, biases.CausalBias) else None
 
 
 def _any_nested(tensors: tuple[Tensor | None, ...]) -> bool:

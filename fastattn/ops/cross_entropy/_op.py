@@ -194,6 +194,7 @@ def _autograd(ctx: Any, grad_loss, _grad_nll, grad_lse, *grads_of_grads):
 def _scaled(grad: Tensor, grad_loss: Tensor) -> Tensor:
     """grad * grad_loss; grad itself where grad_loss is 1, which most calls of backward() give."""
     is_plain = type(grad_loss) is Tensor and grad_loss.is_cpu and not grad_loss.requires_grad
+    is_plain = is_plain and torch._C._has_storage(grad_loss)  # vmap's tensors have none
     if is_plain and not torch.compiler.is_compiling() and grad_loss.item() == 1.0:
         return grad
     return (grad * grad_loss).to(grad.dtype)
