@@ -8,6 +8,7 @@ altogether, which saves some 10 us forward and 40 us backward (docs/adr/0003).
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -36,11 +37,13 @@ class Op:
         implementation: Callable[..., Any],
         function: type[torch.autograd.Function] | None,
         transformed: type[torch.autograd.Function],
+        flops: Callable[..., int] | None,
     ):
         self.overload = overload
         self._implementation = implementation
         self._function = function
         self._transformed = transformed
+        self._flops = flops
 
     def __call__(self, *args: Any) -> Any:
         if torch.compiler.is_compiling():
@@ -58,12 +61,23 @@ class Op:
         return self._implementation(*args)
 
     def _intercepted(self, *args: Any) -> Any:
+        if self._flops is not None and "torch.utils.flop_counter" in sys.modules:
+            self._tell_flop_counters(self._flops)
         if forward_ad._current_level >= 0:
             self._refuse_tangents(args)
         if torch._C._are_functorch_transforms_active():
             if peek_interpreter_stack().key() in (TransformType.Grad, TransformType.Vmap):
                 return self._transformed.apply(*args)
         return self.overload(*args)
+
+    def _tell_flop_counters(self, flops: Callable[..., int]) -> None:
+        """Those that are counting; importing torch's registry would import triton."""
+        for mode in torch.utils._python_dispatch._get_current_dispatch_mode_stack():
+            registry = getattr(getattr(mode, "counter", None), "flop_registry", None)
+            if registry is not None:
+                registry.setdefault(
+                    self.overload._overloadpacket, lambda *args, out_val=None: flops(*args)
+                )
 
     def _refuse_tangents(self, args: tuple[Any, ...]) -> None:
         """Forward-mode derivatives, which the kernels would silently take for zero."""
@@ -83,11 +97,13 @@ def register_op(
     *,
     setup_context: Callable[..., None] | None = None,
     backward: Callable[..., Any] | None = None,
+    flops: Callable[..., int] | None = None,
 ) -> Op:
     """Define ``fastattn::<schema>`` for every device.
 
     ``implementation`` and ``fake`` take the arguments of the schema in order. ``setup_context`` and
-    ``backward`` are as in ``torch.library.register_autograd``.
+    ``backward`` are as in ``torch.library.register_autograd``. ``flops``, of the same arguments, is
+    what ``torch.utils.flop_counter`` counts: products of matrices, masked ones too, as for torch's.
     """
     name = schema.split("(", 1)[0]
     implementation = _without_autocast(implementation)
@@ -103,7 +119,7 @@ def register_op(
         )
         function = _autograd_function(name, implementation, setup_context, backward)
     transformed = _transformed_function(name, overload, setup_context, backward)
-    op = Op(overload, implementation, function, transformed)
+    op = Op(overload, implementation, function, transformed, flops)
     rule = functools.partial(_run_one_by_one, op)
     setattr(transformed, "vmap", staticmethod(rule))  # noqa: B010 - which mypy takes for a method
     torch.library.register_vmap(f"fastattn::{name}", rule, lib=_LIBRARY)

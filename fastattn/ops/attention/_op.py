@@ -116,12 +116,23 @@ def _stat_dtype(query: Tensor) -> torch.dtype:
     return torch.promote_types(query.dtype, torch.float32)
 
 
+def _flops(query: Tensor, key: Tensor, value: Tensor, *_: Any) -> int:
+    batch, heads, q_len, width = query.shape
+    return 2 * batch * heads * q_len * key.shape[2] * (width + value.shape[3])
+
+
+def _backward_flops(_o: Any, _l: Any, _w: Any, query: Tensor, key: Tensor, value: Tensor, *_: Any):
+    batch, heads, q_len, width = query.shape
+    return 2 * batch * heads * q_len * key.shape[2] * (3 * width + 2 * value.shape[3])
+
+
 attention = register_op(
     f"attention({_INPUTS}, {_CONFIG}, str backend) -> (Tensor, Tensor, Tensor, Tensor)",
     _forward,
     _forward_fake,
     setup_context=_setup_context,
     backward=_autograd,
+    flops=_flops,
 )
 
 attention_backward = register_op(
@@ -132,4 +143,5 @@ attention_backward = register_op(
     _backward_fake,
     setup_context=_setup_double_context,
     backward=_double_autograd,
+    flops=_backward_flops,
 )

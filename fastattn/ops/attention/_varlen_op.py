@@ -103,12 +103,23 @@ def _double_autograd(ctx: Any, *grad_grads: Tensor | None):
     return (*found, *(None for _ in ctx.scalars))
 
 
+def _flops(query: Tensor, key: Tensor, value: Tensor, ends_q: Tensor, ends_k: Tensor, *_: Any):
+    pairs = int((ends_q.diff().long() * ends_k.diff()).sum())
+    return 2 * query.shape[1] * pairs * (query.shape[2] + value.shape[2])
+
+
+def _backward_flops(_o: Any, _l: Any, query: Tensor, key: Tensor, value: Tensor, *rest: Any):
+    pairs = int((rest[0].diff().long() * rest[1].diff()).sum())
+    return 2 * query.shape[1] * pairs * (3 * query.shape[2] + 2 * value.shape[2])
+
+
 varlen_attention = register_op(
     f"varlen_attention({_INPUTS}, {_CONFIG}, str backend) -> (Tensor, Tensor, Tensor)",
     _forward,
     _forward_fake,
     setup_context=_setup_context,
     backward=_autograd,
+    flops=_flops,
 )
 
 varlen_attention_backward = register_op(
@@ -119,4 +130,5 @@ varlen_attention_backward = register_op(
     _backward_fake,
     setup_context=_setup_double_context,
     backward=_double_autograd,
+    flops=_backward_flops,
 )

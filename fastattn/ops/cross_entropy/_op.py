@@ -208,6 +208,12 @@ def _double_autograd(ctx: Any, *_: Tensor):
     raise RuntimeError("linear_cross_entropy has no second derivative; take it from logits")
 
 
+def _flops(hidden: Tensor, weight: Tensor, *rest: Any) -> int:
+    """The logits, and the gradients that are computed with them."""
+    needs = rest[-2]
+    return 2 * hidden.shape[0] * weight.numel() * (1 + needs[0] + needs[1])
+
+
 _linear_cross_entropy = register_op(
     f"linear_cross_entropy({_INPUTS}, {_CONFIG}, bool[3] needs, str backend)"
     " -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
@@ -215,6 +221,7 @@ _linear_cross_entropy = register_op(
     _forward_fake,
     setup_context=_setup_context,
     backward=_autograd,
+    flops=_flops,
 )
 
 _linear_cross_entropy_backward = register_op(
@@ -224,4 +231,5 @@ _linear_cross_entropy_backward = register_op(
     _backward_fake,
     setup_context=_setup_double_context,
     backward=_double_autograd,
+    flops=lambda _grad_loss, *args: _flops(*args),
 )
