@@ -18,12 +18,13 @@ CSRC := $(shell find csrc)
 CXX_FILES := $(filter %.h %.cpp %.cuh,$(CSRC))
 GPU := $(wildcard /dev/nvidia0)
 
-.PHONY: help setup train test test-triton test-full bench lint format clean distclean
+.PHONY: help setup train test test-triton test-full sanitize bench lint format clean distclean
 
 help:
 	@echo 'make train       a Transformer learns to translate: prepare, train, translate, score, draw'
 	@echo 'make test        the tests; make test-full: the slow ones as well'
 	@echo 'make test-triton the Triton kernels, interpreted on the CPU'
+	@echo 'make sanitize    of these only the kernels under AddressSanitizer and UBSan'
 	@echo 'make bench       the benchmarks'
 	@echo 'make lint        the style checks; make format: repair what can be'
 	@echo 'make setup       only the virtual environment $(VENV)'
@@ -44,6 +45,9 @@ test-triton: setup
 test-full: setup
 	OMP_NUM_THREADS=1 TRITON_INTERPRET=1 $(PY) -m pytest -m triton -n $(TEST_JOBS) $(TEST_ARGS)
 	OMP_NUM_THREADS=1 $(PY) -m pytest $(if $(GPU),,-m 'not gpu') -n $(TEST_JOBS) $(TEST_ARGS)
+
+sanitize: setup
+	OMP_NUM_THREADS=1 $(PY) -m pytest tests/native/test_sanitizers.py -n $(TEST_JOBS) $(TEST_ARGS)
 
 bench: setup
 	$(PY) -m pytest benchmarks --benchmark-only $(BENCH_ARGS)
