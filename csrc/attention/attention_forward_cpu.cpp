@@ -1,5 +1,6 @@
-// Cuts the forward of attention into chunks for the threads; forward.h does the work.
-#include "attention/forward.h"
+// Cuts the forward of attention into pieces for the threads; forward.h and decode.h do the work.
+#include "attention/decode.h"
+#include "attention/forward_weights.h"
 #include "common/parallel.h"
 
 namespace fastattn::FASTATTN_ISA {
@@ -50,14 +51,14 @@ Span longest(const Problem& p) {
   return found;
 }
 
+// Whether all query heads of a key head hide the same keys.
+bool hides_same_keys(const TensorView& mask) {
+  return !mask || !is_key_mask(mask) || broadcast_stride(mask, 1) == 0;
+}
+
 template <class Math>
-void forward(const AttentionForward& call) {
-  const Problem p(call.in, call.rules);
-  const auto [longest_q, longest_k] = longest(p);
-  if (p.batch == 0 || p.heads == 0 || longest_q == 0) return;
-  const TensorView& mask = call.in.attn_mask;
-  const bool same_mask = !mask || !is_key_mask(mask) || broadcast_stride(mask, 1) == 0;
-  Cut cut(p, longest_q, same_mask, call.threads);
+void forward(const AttentionForward& call, const Problem& p, int64_t longest_q, int64_t longest_k) {
+  Cut cut(p, longest_q, hides_same_keys(call.in.attn_mask), call.threads);
   const ForwardSizes<Math> sizes(p, cut.rows * cut.heads, longest_k);
   const int64_t count = cut.count(p, longest_q);
   parallel_for_each(count, call.threads, [&](int64_t index) {
@@ -67,15 +68,45 @@ void forward(const AttentionForward& call) {
   });
 }
 
+template <class Math>
+void decode(const AttentionForward& call, const Problem& p, int64_t longest_q, int64_t longest_k) {
+  using Sum = typename Math::Sum;
+  const DecodeSizes<Sum> sizes(p, longest_q, longest_k, hides_same_keys(call.in.attn_mask));
+  Carver measure(nullptr);
+  static_cast<void>(DecodeParts<Sum>(measure, p, sizes));
+  const SharedScratch memory(measure.bytes());
+  Carver carver(memory.data());
+  const DecodeParts<Sum> parts(carver, p, sizes);
+  const int64_t tasks = p.heads / sizes.heads;  // of a sequence and split
+  parallel_for_each(p.batch * tasks * sizes.splits, call.threads, [&](int64_t index) {
+    const int64_t head = index / sizes.splits % tasks * sizes.heads;
+    DecodeTask<Math>(call, p, sizes, parts)
+        .run(index / sizes.splits / tasks, head / p.group, head, index % sizes.splits);
+  });
+  parallel_for_ranges(p.batch * p.heads, 64, call.threads, [&](int64_t begin, int64_t end) {
+    for (int64_t index = begin; index < end; ++index) {
+      const int64_t b = index / p.heads, queries = p.sequence(b).q_len;
+      for (int64_t i = 0; i < queries; ++i)
+        finish_decoding<Math>(call, p, sizes, parts, b, index % p.heads, i);
+    }
+  });
+}
+
 void forward_any(const AttentionForward& call) {
-  if (call.in.q.dtype == DType::float64) return forward<Float64Math>(call);
+  const Problem p(call.in, call.rules);
+  const auto [longest_q, longest_k] = longest(p);
+  if (p.batch == 0 || p.heads == 0 || longest_q == 0) return;
+  const bool is_double = call.in.q.dtype == DType::float64;
+  if (longest_q <= kFewQueries && !call.weights) {
+    const auto run = is_double ? decode<Float64Math> : decode<Float32Math>;
+    return run(call, p, longest_q, longest_k);
+  }
+  auto run = is_double ? forward<Float64Math> : forward<Float32Math>;
 #if defined(__AVX512BF16__)
-  // Weights that are returned are rounded once, not twice; few queries are bound by memory.
-  const bool is_long = call.in.cu_seqlens_q || call.in.q.size[2] > kFewQueries;
-  if (call.in.q.dtype == DType::bfloat16 && !call.weights && is_long)
-    return forward<BFloat16Math>(call);
+  // Weights that are returned are rounded once, not twice.
+  if (call.in.q.dtype == DType::bfloat16 && !call.weights) run = forward<BFloat16Math>;
 #endif
-  forward<Float32Math>(call);
+  run(call, p, longest_q, longest_k);
 }
 
 }  // namespace

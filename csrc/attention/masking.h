@@ -18,11 +18,6 @@ inline bool is_key_mask(const TensorView& mask) {
   return mask.dtype == DType::boolean && (mask.size[2] == 1 || mask.stride[2] == 0);
 }
 
-// What kept elements are multiplied with; 0 where none is kept.
-inline double keep_scale(const Dropout& dropout) {
-  return dropout.p < 1 ? 1 / (1 - dropout.p) : 0;
-}
-
 inline int64_t broadcast_stride(const TensorView& x, int dim) {
   return x.size[dim] == 1 ? 0 : x.stride[dim];
 }

@@ -53,10 +53,33 @@ inline constexpr int kTileVectors = 2;
 template <class Unit>
 inline constexpr int kPanel = kTileVectors * kLanes<Unit>;
 
-template <class Math, int kRows, bool kAdd>
-void multiply_tile(int64_t steps, const typename Math::Unit* a, int64_t row_stride,
-                   int64_t step_stride, const typename Math::Unit* b, int64_t b_stride,
-                   typename Math::Sum* c, int64_t c_stride) {
+// Where a product goes: to = (from + sum) * factors[row]. Without `from` it begins anew, without
+// `factors` nothing is multiplied. `from` may be `to`.
+template <class Sum>
+struct Target {
+  Sum* to;
+  int64_t to_stride;
+  const Sum* from = nullptr;
+  int64_t from_stride = 0;
+  const Sum* factors = nullptr;
+
+  Target at(int64_t row, int64_t column) const {
+    return {to + row * to_stride + column, to_stride,
+            from == nullptr ? nullptr : from + row * from_stride + column, from_stride,
+            factors == nullptr ? nullptr : factors + row};
+  }
+};
+
+// A sum that is kept where it is: set, or added to.
+template <class Sum>
+FASTATTN_INLINE Target<Sum> sum_in(Sum* data, int64_t stride, bool is_first) {
+  return {data, stride, is_first ? nullptr : data, stride};
+}
+
+template <class Math, int kRows>
+FASTATTN_INLINE void multiply_tile(int64_t steps, const typename Math::Unit* a, int64_t row_stride,
+                                   int64_t step_stride, const typename Math::Unit* b,
+                                   int64_t b_stride, const Target<typename Math::Sum>& c) {
   using Unit = typename Math::Unit;
   using Sum = typename Math::Sum;
   Vec<Sum> sum[kRows][kTileVectors];
@@ -86,28 +109,35 @@ void multiply_tile(int64_t steps, const typename Math::Unit* a, int64_t row_stri
     b += b_stride;
   }
 
+  const auto each = [&](const auto& f) __attribute__((always_inline)) {
 #pragma GCC unroll 8
-  for (int i = 0; i < kRows; ++i) {
+    for (int i = 0; i < kRows; ++i) {
 #pragma GCC unroll 2
-    for (int j = 0; j < kTileVectors; ++j) {
-      Sum* to = c + i * c_stride + j * kLanes<Sum>;
-      store(to, kAdd ? load<Sum>(to) + sum[i][j] : sum[i][j]);
+      for (int j = 0; j < kTileVectors; ++j) f(sum[i][j], i, j * kLanes<Sum>);
     }
+  };
+  if (c.from != nullptr) {
+    each([&](Vec<Sum>& v, int i, int column) __attribute__((always_inline)) {
+      v += load<Sum>(c.from + i * c.from_stride + column);
+    });
   }
+  if (c.factors != nullptr) {
+    each([&](Vec<Sum>& v, int i, int) __attribute__((always_inline)) { v *= splat(c.factors[i]); });
+  }
+  each([&](Vec<Sum>& v, int i, int column)
+           __attribute__((always_inline)) { store(c.to + i * c.to_stride + column, v); });
 }
 
-// c[m][n] = sum_k a(m, k) b[k][n], or += with kAdd, for `rows` <= kTileRows and one panel of
-// columns; a(m, k) = a[m * row_stride + k * step_stride]. Sums run over k in ascending order, so
-// an element doesn't depend on how the rows are cut into tiles; with kAdd, the sum is added as a
-// whole.
-template <class Math, bool kAdd>
+// c[m][n] = sum_k a(m, k) b[k][n] for `rows` <= kTileRows and one panel of columns, where a(m, k) =
+// a[m * row_stride + k * step_stride]. Sums run over k in ascending order, so an element doesn't
+// depend on how the rows are cut into tiles; what `from` holds is added to the whole sum.
+template <class Math>
 __attribute__((noinline)) void multiply_panel(int rows, int64_t steps, const typename Math::Unit* a,
                                               int64_t row_stride, int64_t step_stride,
                                               const typename Math::Unit* b, int64_t b_stride,
-                                              typename Math::Sum* c, int64_t c_stride) {
+                                              const Target<typename Math::Sum>& c) {
   const auto run = [&](auto count) __attribute__((always_inline)) {
-    multiply_tile<Math, decltype(count)::value, kAdd>(steps, a, row_stride, step_stride, b,
-                                                      b_stride, c, c_stride);
+    multiply_tile<Math, decltype(count)::value>(steps, a, row_stride, step_stride, b, b_stride, c);
   };
   switch (rows) {
     case 1:
@@ -134,16 +164,15 @@ __attribute__((noinline)) void multiply_panel(int rows, int64_t steps, const typ
 }
 
 // The same for any number of rows and of panels: c is [rows][panels * kPanel].
-template <class Math, bool kAdd>
+template <class Math>
 void multiply(int64_t rows, int64_t steps, int64_t panels, const typename Math::Unit* a,
               int64_t row_stride, int64_t step_stride, const typename Math::Unit* b,
-              int64_t b_stride, int64_t b_panel_stride, typename Math::Sum* c, int64_t c_stride) {
+              int64_t b_stride, int64_t b_panel_stride, const Target<typename Math::Sum>& c) {
   for (int64_t p = 0; p < panels; ++p) {
     for (int64_t m = 0; m < rows; m += kTileRows)
-      multiply_panel<Math, kAdd>(static_cast<int>(min<int64_t>(rows - m, kTileRows)), steps,
-                                 a + m * row_stride, row_stride, step_stride,
-                                 b + p * b_panel_stride, b_stride,
-                                 c + m * c_stride + p * kPanel<typename Math::Unit>, c_stride);
+      multiply_panel<Math>(static_cast<int>(min<int64_t>(rows - m, kTileRows)), steps,
+                           a + m * row_stride, row_stride, step_stride, b + p * b_panel_stride,
+                           b_stride, c.at(m, p * kPanel<typename Math::Unit>));
   }
 }
 
@@ -155,12 +184,9 @@ void multiply_panels(int64_t rows, int64_t steps, int64_t panels, const typename
                      int64_t c_stride) {
   constexpr int width = kPanel<typename Math::Unit>;
   const int64_t parts = max<int64_t>((steps + 63) / 64, 1), most = (steps + parts - 1) / parts;
-  for (int64_t step = 0; step == 0 || step < steps; step += most) {
-    const auto product = step == 0 ? multiply<Math, false> : multiply<Math, true>;
-    product(rows, min(most, steps - step), panels, a + step, row_stride, 1, b + step * width, width,
-            steps * width, c, c_stride);
-    if (most == 0) break;
-  }
+  for (int64_t part = 0, step = 0; part < parts; ++part, step += most)
+    multiply<Math>(rows, min(most, steps - step), panels, a + step, row_stride, 1, b + step * width,
+                   width, steps * width, sum_in(c, c_stride, part == 0));
 }
 
 }  // namespace fastattn::FASTATTN_ISA

@@ -7,20 +7,30 @@
 
 namespace fastattn::FASTATTN_ISA {
 
-// Add the rows, then call step() as often as announced: each call asks for its share of them.
+// After begin(steps), add the rows, then call step() about `steps` times. The rows are asked for a
+// few at a time in the last of those steps, so that they aren't evicted before they are read.
 class Prefetcher {
  public:
-  void clear() { count_ = 0; }
+  void begin(int64_t steps) {
+    count_ = 0;
+    steps_ = max<int64_t>(steps, 1);
+    wait_ = steps_;
+  }
 
   // Rows [first, first + rows) of m, `columns` wide; at most five calls.
-  void add(const Matrix& m, int64_t first, int64_t rows, int64_t columns, int64_t steps) {
+  void add(const Matrix& m, int64_t first, int64_t rows, int64_t columns) {
     const int64_t size = m.dtype == DType::float64 ? 8 : m.dtype == DType::float32 ? 4 : 2;
     if (m.column_stride != 1 || rows <= 0) return;
     part_[count_++] = {static_cast<const char*>(m.data) + first * m.row_stride * size,
-                       m.row_stride * size, columns * size, rows, (rows + steps - 1) / steps};
+                       m.row_stride * size, columns * size, rows, (rows + steps_ - 1) / steps_};
+    wait_ = max<int64_t>(min(wait_, steps_ - rows - steps_ / 8), 0);
   }
 
   FASTATTN_INLINE void step() {
+    if (wait_ > 0) {
+      --wait_;
+      return;
+    }
     for (int n = 0; n < count_; ++n) {
       Part& part = part_[n];
       const int64_t rows = min(part.rows, part.rows_per_step);
@@ -39,6 +49,7 @@ class Prefetcher {
   };
   Part part_[5];
   int count_ = 0;
+  int64_t steps_ = 1, wait_ = 0;
 };
 
 }  // namespace fastattn::FASTATTN_ISA

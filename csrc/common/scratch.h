@@ -39,4 +39,18 @@ Layout carve_scratch(Sizes... sizes) {
   return Layout(carver, sizes...);
 }
 
+// Memory that all threads of a call see, freed with the object. Throws std::bad_alloc.
+class SharedScratch {
+ public:
+  explicit SharedScratch(size_t bytes);
+  ~SharedScratch();
+  SharedScratch(const SharedScratch&) = delete;
+  SharedScratch& operator=(const SharedScratch&) = delete;
+
+  void* data() const { return data_; }
+
+ private:
+  void* data_;
+};
+
 }  // namespace fastattn

@@ -58,7 +58,8 @@ torch.manual_seed(0)
 worst = 0.0
 for dtype, tolerance in ((torch.float32, 1e-5), (torch.float64, 1e-12), (torch.bfloat16, 2e-2),
                          (torch.float16, 3e-3)):
-    for q_len, kv_len, dim, p in ((1, 70, 64, 0.0), (37, 65, 33, 0.3), (130, 130, 64, 0.1)):
+    for q_len, kv_len, dim, p in ((1, 70, 64, 0.0), (3, 700, 40, 0.2), (37, 65, 33, 0.3),
+                                  (130, 130, 64, 0.1)):
         query = torch.randn(2, 4, q_len, dim).to(dtype)
         key, value = (torch.randn(2, 2, kv_len, dim).to(dtype) for _ in range(2))
         grad = torch.randn(2, 4, q_len, dim).to(dtype)
@@ -66,7 +67,7 @@ for dtype, tolerance in ((torch.float32, 1e-5), (torch.float64, 1e-12), (torch.b
         padding = torch.rand(2, kv_len) < 0.3
         rng_state = torch.tensor([7, 8]) if p else None
         cfg = AttentionConfig(dim**-0.5, True, True, 60, -1, p, False, True)
-        needs = (True, True, True, True)
+        needs = (True, True, True, kv_len != 130)
 
         def run(backend, dtype):
             cast = [x.to(dtype) for x in (query, key, value)]
@@ -78,6 +79,8 @@ for dtype, tolerance in ((torch.float32, 1e-5), (torch.float64, 1e-12), (torch.b
                 cfg, needs)
 
         for got, exact in zip(run(_cpu, dtype), run(reference, torch.float64)):
+            if exact is None:
+                continue
             finite = exact.isfinite()
             assert torch.equal(got.isfinite(), finite)
             size = 1 + exact[finite].abs().max()
