@@ -9,6 +9,7 @@ except ModuleNotFoundError as error:
         "fastattn needs PyTorch 2.7 or newer, which is not installed: pip install torch"
     ) from None
 
+from fastattn._diagnose import diagnose
 from fastattn._dispatch import BackendError, explain, use_backend
 from fastattn._warmup import warmup
 from fastattn.functional import (
@@ -32,6 +33,7 @@ __all__ = [
     "LinearCrossEntropy",
     "MultiHeadAttention",
     "add_layer_norm",
+    "diagnose",
     "dropout",
     "explain",
     "linear_cross_entropy",

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import threading
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -38,6 +39,7 @@ _request = _Request()
 _explanation: ContextVar[Explanation | None] = ContextVar("fastattn_explanation", default=None)
 _environment = os.environ.get("FASTATTN_BACKEND") or AUTO
 _ops: dict[str, dict[str, Backend]] = {}
+_warned: set[str] = set()
 
 
 class BackendError(RuntimeError):
@@ -155,11 +157,28 @@ def select(op: str, device: torch.device, name: str, *arguments: Any) -> Any:
     for candidate in backend_order(device):
         backend = backends.get(candidate)
         if backend is not None and backend.why_not(*arguments) is None:
+            if candidate == "reference" and device.type == "cuda" and op not in _warned:
+                _warn_of_reference(op, device, arguments)
             return backend
     reasons = "; ".join(
         f"{n}: {backends[n].why_not(*arguments)}" for n in backend_order(device) if n in backends
     )
     raise BackendError(f"{op}: no backend can run this call on {device} ({reasons})")
+
+
+def _warn_of_reference(op: str, device: torch.device, arguments: tuple[Any, ...]) -> None:
+    """Once for each op: a GPU's owner did not come for plain PyTorch."""
+    _warned.add(op)
+    reasons = "; ".join(
+        f"{name}: {_ops[op][name].why_not(*arguments)}"
+        for name in backend_order(device)
+        if name in _ops[op] and name != "reference"
+    )
+    warnings.warn(
+        f"{op} on {device} runs as plain PyTorch, right but slow, for no kernel takes this call "
+        f"({reasons}); fastattn.explain says so for any call, and this is said once",
+        stacklevel=2,
+    )
 
 
 def _forced(op: str, name: str, arguments: tuple[Any, ...]) -> Backend:

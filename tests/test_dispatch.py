@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import threading
+import warnings
 from types import SimpleNamespace
 
 import pytest
@@ -44,6 +45,20 @@ def test_the_first_backend_of_the_device_that_can_runs(recorded):
     assert select(1) == "cpu"
     assert select(-1) == "torch"
     assert select(1, "meta") == "torch"
+
+
+def test_a_gpu_that_falls_back_to_the_reference_says_why_once(recorded, monkeypatch):
+    monkeypatch.setattr(_dispatch, "_is_ampere", lambda device: True)
+    monkeypatch.setattr(_dispatch, "_warned", set())
+    for name in ("triton", "torch"):
+        monkeypatch.setattr(_dispatch._ops["toy"][name], "why_not", lambda x: "an odd number")
+    with pytest.warns(UserWarning, match=r"toy on cuda:0 runs as plain PyTorch.*triton: an odd"):
+        assert select(1, "cuda:0") == "reference"
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert select(1, "cuda:0") == "reference"
+        with use_backend("reference"):
+            assert select(1, "cuda:0") == "reference"
 
 
 @pytest.mark.parametrize("name", ["cpu", "torch", "reference", "triton"])
