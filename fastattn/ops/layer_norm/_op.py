@@ -139,14 +139,15 @@ def _backward(
     bias_dtype: torch.dtype | None,
     backend: str,
 ) -> tuple[Tensor, ...]:
-    if total.dtype != mean.dtype and (residual_dtype is not None or dropout_p > 0):
-        # The forward normalised the sum before it was rounded to half: a row that is constant but
-        # for its mean's last bits would get gradients of any size.
-        mean, rstd = _statistics(total, eps)
     x, residual = _stand_in(total, x_dtype), _stand_in(total, residual_dtype)
     bias = _stand_in(mean if weight is None else weight, bias_dtype)
     arguments = (x, residual, weight, bias, rng_state, dropout_p, eps, True)
-    found = select("add_layer_norm", total.device, backend, *arguments).bwd(
+    chosen = select("add_layer_norm", total.device, backend, *arguments)
+    if total.dtype != mean.dtype and (residual_dtype is not None or dropout_p > 0):
+        # The forward normalised the sum before it was rounded to half: a row that is constant but
+        # for its mean's last bits would get gradients of any size.
+        *_, mean, rstd = chosen.fwd(total, None, None, None, None, 0.0, eps, False)
+    found = chosen.bwd(
         grad_out,
         grad_sum,
         total,
