@@ -86,6 +86,7 @@ $(TORCH_STAMP): $(VENV)/.made
 $(VENV)/.installed: $(TORCH_STAMP) pyproject.toml setup.py
 	$(PY) -m pip install --quiet $(BUILD_REQUIRES)
 	$(PY) -m pip install --quiet --no-build-isolation --editable '.[examples,integrations,test,bench,dev]'
+	$(if $(filter Linux,$(shell uname)),$(PY) tools/get_nvdisasm.py)
 	@touch $@
 
 $(VENV)/.built: $(VENV)/.installed $(CSRC)
