@@ -21,12 +21,14 @@ template <int kColumns>
 struct RunningSoftmax {
   Fragment output[kColumns / kTile];  // sum of exp(score - max) * V so far
   float max[4], total[4];             // `total` of this thread's columns alone
+  // A maximum to start with: finite, so that hidden scores, -inf, stay below it.
+  static constexpr float kLowest = -3.40282347e38f;
 
   FA_DEVICE RunningSoftmax() {
     FA_UNROLL
     for (int n = 0; n < kColumns / kTile; ++n) clear(output[n]);
     FA_UNROLL
-    for (int i = 0; i < 4; ++i) max[i] = -infinity(), total[i] = 0;
+    for (int i = 0; i < 4; ++i) max[i] = kLowest, total[i] = 0;
   }
 
   // Products s become exp(scale * s - max), with all sums brought to the new maximum.
@@ -38,13 +40,12 @@ struct RunningSoftmax {
       for (int j = 1; j < 8; ++j) highest = fmaxf(highest, s[i][j]);
       highest = warp_max(highest, 8);
       const float next = fmaxf(max[i], highest * scale);
-      const float base = next == -infinity() ? 0.f : next;  // nothing seen yet: exp(-inf - 0) = 0
-      const float shrink = fast_exp2((max[i] - base) * kLog2E);
+      const float shrink = fast_exp2((max[i] - next) * kLog2E);
       max[i] = next;
       total[i] *= shrink;
       FA_UNROLL
       for (int j = 0; j < 8; ++j) {
-        s[i][j] = fast_exp2(fmaf(s[i][j], scale, -base) * kLog2E);
+        s[i][j] = fast_exp2(fmaf(s[i][j], scale, -next) * kLog2E);
         total[i] += s[i][j];
         FA_UNROLL
         for (int n = 0; n < kColumns / kTile; ++n) output[n][i][j] *= shrink;
@@ -58,8 +59,15 @@ struct RunningSoftmax {
   }
 };
 
+// Blocks an SM for which the compiler is to leave registers. Shared memory allows 2 at kColumns =
+// 64; asking for more keeps it from hoisting what only edge tiles need.
+constexpr int forward_blocks(int columns, bool band, bool mask, bool dropout) {
+  return columns > 64 || mask || dropout ? 2 : band ? 3 : 4;
+}
+
 template <class T, int kColumns, bool kBand, bool kMask, bool kDropout>
-__global__ void __launch_bounds__(kAttentionThreads, kColumns <= 64 && !kMask && !kDropout ? 4 : 2)
+__global__ void __launch_bounds__(kAttentionThreads,
+                                  forward_blocks(kColumns, kBand, kMask, kDropout))
     attention_forward(FA_GRID_CONSTANT const AttentionParams<T> p) {
   constexpr bool kKeepsQuery = kColumns <= 64;
   char* shared = SharedMemory().take<char>((kKeepsQuery ? 4 : 2) * kPieceBytes);
@@ -70,50 +78,54 @@ __global__ void __launch_bounds__(kAttentionThreads, kColumns <= 64 && !kMask &&
   const Rows<const T> q = query_rows(p.query, at, at.head, p.key_dim);
   const Rows<const T> k = key_rows(p.key, at, p.key_dim);
   const Rows<const T> v = key_rows(p.value, at, p.value_dim);
+  const T* q_start = columns_start(q, first, lane);
   RunningSoftmax<kColumns> rows;
   if (kKeepsQuery) {
     FA_UNROLL_N(1)
     for (int c = 0; c < p.key_dim; c += kPiece) {
       ColumnPiece<T> piece;
-      piece.load(q, first, c, lane);
+      piece.load(q, q_start, first, c, q.whole_columns(first), lane);
       piece.store(shared + (2 + c / kPiece) * kPieceBytes, lane);
     }
   }
 
-  const int begin = kBand ? at.first_key(first) : 0, end = kBand ? at.last_key(first) : at.kv_len;
-  for (int key = begin; key < end; key += kTile) {
+  const Band band = at.from_query(first);
+  const auto [begin, end] = Range::of<kBand>(band, at.kv_len);
+  const T *k_start = columns_start(k, begin, lane), *v_start = rows_start(v, begin, column, lane);
+  for (int key = begin; key < end; key += kTile, k_start += k.step(), v_start += v.step()) {
     const KeyBits keys(p, at, key);
     if (keys.none()) continue;
     Fragment s;
     clear(s);
     if (kKeepsQuery) {
-      multiply_columns(s, 2 * kPieceBytes, k, key, shared, lane);
+      multiply_columns(s, 2 * kPieceBytes, k, k_start, key, shared, lane);
     } else {
-      multiply_columns(s, q, first, k, key, shared, lane);
+      multiply_columns(s, q, q_start, first, k, k_start, key, shared, lane);
     }
-    prepare_scores<kBand, kMask, false>(s, p, at, at.head, keys, first, key, lane);
-    rows.add(s, score_scale<kMask>(p));
+    prepare_scores<kBand, kMask, false>(s, p, at, at.head, band, keys, first, key, lane);
+    rows.add(s, kMask ? 1.f : p.scale);
     if (kDropout) drop(s, p, at, first, key, lane);
-    multiply_rows<kColumns>(rows.output, s, v, key, column, keys.word, shared, lane);
+    multiply_rows<kColumns>(rows.output, s, v, v_start, column, keys.word, shared, lane);
   }
 
   rows.finish();
+  const Place to(p, block_index_again(), false, kBand);
   float factor[4];
   FA_UNROLL
   for (int i = 0; i < 4; ++i) {
     const bool dead = rows.total[i] == 0;
     factor[i] = dead ? 0.f : p.dropout.scale / rows.total[i];
-    const int row = first + lane.row(i);
-    if (lane.column_group != 0 || column != 0 || row >= at.q_len) continue;
+    const int row = to.tile * kTile + lane.row(i);
+    if (lane.column_group != 0 || column != 0 || row >= to.q_len) continue;
     const float log_total = logf(rows.total[i]), lse = rows.max[i] + log_total;
-    const int64_t to = at.statistics(p, at.head) + row;
-    p.lse[to] = dead ? -infinity() : lse;
-    p.lse_low[to] = dead ? 0.f : (rows.max[i] - lse) + log_total;
+    const int64_t at_row = to.statistics(p, to.head) + row;
+    p.lse[at_row] = dead ? -infinity() : lse;
+    p.lse_low[at_row] = dead ? 0.f : (rows.max[i] - lse) + log_total;
   }
-  const Rows<T> o = query_rows(p.output, at, at.head, p.value_dim);
+  const Rows<T> o = query_rows(p.output, to, to.head, p.value_dim);
   FA_UNROLL
   for (int n = 0; n < kColumns / kTile; ++n)
-    write_tile(o, rows.output[n], factor, first, column + kTile * n, lane);
+    write_tile(o, rows.output[n], factor, to.tile * kTile, column + kTile * n, lane);
 }
 
 }  // namespace fa

@@ -8,25 +8,34 @@ namespace fa {
 
 constexpr int kFar = 1 << 30;  // beyond any distance between a query and a key
 
-// Key j is visible to query i if low <= j - i <= high.
+// Column c is visible to row r if low <= c - r <= high.
 struct Band {
   int low, high;
-  FA_DEVICE bool hides(int distance) const { return distance < low || distance > high; }
-  // Of a tile of 64 queries from q on and 64 keys from k on: all of it is outside; some is.
-  FA_DEVICE bool misses(int q, int k) const {
-    return k - q + (kTile - 1) < low || k - q - (kTile - 1) > high;
+  // Of 64 columns from `column` on and rows 0 to 63: all are outside; some are.
+  FA_DEVICE bool misses(int column) const {
+    return column + (kTile - 1) < low || column - (kTile - 1) > high;
   }
-  FA_DEVICE bool cuts(int q, int k) const {
-    return k - q - (kTile - 1) < low || k - q + (kTile - 1) > high;
+  FA_DEVICE bool cuts(int column) const {
+    return column - (kTile - 1) < low || column + (kTile - 1) > high;
   }
 };
+
+// blockIdx.x, read anew: a Place made of it at a kernel's end keeps no registers during the kernel.
+FA_DEVICE unsigned block_index_again() {
+#ifdef FASTATTN_EMULATOR
+  return blockIdx.x;
+#else
+  unsigned index;
+  asm volatile("mov.u32 %0, %%ctaid.x;" : "=r"(index));
+  return index;
+#endif
+}
 
 // One sequence and query head, and the tile of it that is the block's. Blocks are numbered heads
 // first, so that the heads' longest tiles start together.
 struct Place {
-  int batch, head, kv_head, tile, q_len, kv_len;
-  int64_t q_start, kv_start;
-  Band band;
+  int batch, head, kv_head, tile, q_len, kv_len, q_start, kv_start;
+  Band band;  // of keys (columns) and queries
 
   // by_key_head: one block for all query heads of a key head, of which `head` is the first.
   template <class T>
@@ -43,9 +52,9 @@ struct Place {
     q_start = kv_start = 0;
     if (p.cu_seqlens_q) {
       q_start = p.cu_seqlens_q[batch];
-      q_len = p.cu_seqlens_q[batch + 1] - static_cast<int>(q_start);
+      q_len = p.cu_seqlens_q[batch + 1] - q_start;
       kv_start = p.cu_seqlens_k[batch];
-      kv_len = p.cu_seqlens_k[batch + 1] - static_cast<int>(kv_start);
+      kv_len = p.cu_seqlens_k[batch + 1] - kv_start;
     }
     const int diagonal = p.bottom_right ? kv_len - q_len : 0;
     band.low = p.window_left < 0 ? -kFar : max(diagonal - p.window_left, -kFar);
@@ -53,12 +62,9 @@ struct Place {
     if (p.is_causal) band.high = min(band.high, diagonal);
   }
 
-  // Keys that some of the 64 queries from `first` on see are in [first_key, last_key).
-  FA_DEVICE int first_key(int first) const { return max(first + band.low, 0) / kTile * kTile; }
-  FA_DEVICE int last_key(int first) const { return min(first + kTile + band.high, kv_len); }
-  // Queries that see some of the 64 keys from `first` on are in [first_query, last_query).
-  FA_DEVICE int first_query(int first) const { return max(first - band.high, 0) / kTile * kTile; }
-  FA_DEVICE int last_query(int first) const { return min(first + kTile - band.low, q_len); }
+  // With rows counted from `first` on: queries, whose columns are keys, or the other way round.
+  FA_DEVICE Band from_query(int first) const { return {first + band.low, first + band.high}; }
+  FA_DEVICE Band from_key(int first) const { return {first - band.high, first - band.low}; }
 
   // The second word of a head's rows in dropout's counters.
   template <class T>
@@ -69,6 +75,16 @@ struct Place {
   template <class T>
   FA_DEVICE int64_t statistics(const AttentionParams<T>& p, int query_head) const {
     return batch * p.stat_batch + query_head * p.stat_head + q_start;
+  }
+};
+
+// The columns that some of 64 rows see are in [begin, end), which starts at a tile.
+struct Range {
+  int begin, end;
+  template <bool kBand>
+  static FA_DEVICE Range of(const Band& band, int columns) {
+    if (!kBand) return {0, columns};
+    return {max(band.low, 0) / kTile * kTile, min(band.high + kTile, columns)};
   }
 };
 
@@ -88,6 +104,8 @@ struct KeyBits {
 
   template <class T>
   FA_DEVICE KeyBits(const AttentionParams<T>& p, const Place& at, int first) {
+    word[0] = word[1] = ~0u;
+    if (!p.padding && first + kTile <= at.kv_len) return;
     word[0] = rows_left(at.kv_len, first);
     word[1] = rows_left(at.kv_len, first + 32);
     if (!p.padding) return;
@@ -101,7 +119,13 @@ struct KeyBits {
   }
   FA_DEVICE bool none() const { return (word[0] | word[1]) == 0; }
   FA_DEVICE bool all() const { return (word[0] & word[1]) == ~0u; }
-  FA_DEVICE bool has(int key) const { return (key < 32 ? word[0] : word[1]) >> (key & 31) & 1; }
+  // Bit i, or j: of a thread's row(i), or column(j).
+  FA_DEVICE unsigned of_rows(const Lane& lane) const {
+    return (lane.row_group < 8 ? word[0] : word[1]) >> (lane.row(0) & 31);
+  }
+  FA_DEVICE unsigned of_columns(const Lane& lane) const {
+    return (word[0] >> lane.column(0) & 15) | (word[1] >> lane.column(0) & 15) << 4;
+  }
 };
 
 }  // namespace fa

@@ -6,16 +6,18 @@
 
 namespace fa {
 
-// Elements of a tile that padding, causal or window hide become `value`.
+// Elements of a tile that padding, causal or window hide become `value`. `band` counts rows from
+// the tile's first one; `column` is the tile's first column.
 template <bool kBand, bool kKeyRows>
-FA_DEVICE void hide(Fragment& s, const Place& at, const KeyBits& keys, int q_first, int k_first,
-                    float value, const Lane& lane) {
-  if (keys.all() && !(kBand && at.band.cuts(q_first, k_first))) return;
+FA_DEVICE void hide(Fragment& s, const Band& band, const KeyBits& keys, int column, float value,
+                    const Lane& lane) {
+  if (keys.all() && !(kBand && band.cuts(column))) return;
+  const unsigned mine = kKeyRows ? keys.of_rows(lane) : keys.of_columns(lane);
+  const unsigned low = not_before(band.low), span = not_before(band.high) - low;
+  const unsigned start = column + lane.column(0) - lane.row(0) - low;
   for_elements([&](int i, int j) {
-    const int key = kKeyRows ? lane.row(i) : lane.column(j);
-    const int query = kKeyRows ? lane.column(j) : lane.row(i);
-    bool hidden = !keys.has(key);
-    if (kBand) hidden = hidden || at.band.hides(k_first + key - (q_first + query));
+    bool hidden = !(mine >> (kKeyRows ? i : j) & 1);
+    if (kBand) hidden = hidden || start + ((j & 3) + 32 * (j >> 2) - i) > span;
     if (hidden) s[i][j] = value;
   });
 }
@@ -36,15 +38,15 @@ FA_DEVICE float mask_value(__nv_bfloat16 x) {
 
 // s = scale * s + mask for one tile of a head's mask of E; `first` points at the tile's corner.
 template <bool kKeyRows, class E>
-FA_DEVICE void add_mask(Fragment& s, float scale, const E* first, int64_t row, int64_t column,
-                        bool aligned, int rows, int columns, const Lane& lane) {
+FA_DEVICE void add_mask(Fragment& s, float scale, const E* first, int row, int column, bool aligned,
+                        int rows, int columns, const Lane& lane) {
   using Word4 = typename Word<4 * sizeof(E)>::type;
   const bool whole = aligned && rows >= kTile && columns >= kTile;
   FA_UNROLL
   for (int n = 0; n < 8; ++n) {  // 4 consecutive keys of a query
     const int query = kKeyRows ? lane.column(n) : lane.row(n & 3);
     const int key = kKeyRows ? lane.row(0) : lane.column(n & 4);
-    const E* from = first + query * row + key * column;
+    const E* from = first + static_cast<int64_t>(query) * row + static_cast<int64_t>(key) * column;
     E added[4];
     if (whole) {
       const Word4 word = load_global<Word4>(from);
@@ -53,7 +55,7 @@ FA_DEVICE void add_mask(Fragment& s, float scale, const E* first, int64_t row, i
       FA_UNROLL
       for (int c = 0; c < 4; ++c) {
         added[c] = E();
-        if (query < rows && key + c < columns) added[c] = from[c * column];
+        if (query < rows && key + c < columns) added[c] = from[c * static_cast<int64_t>(column)];
       }
     }
     FA_UNROLL
@@ -64,22 +66,18 @@ FA_DEVICE void add_mask(Fragment& s, float scale, const E* first, int64_t row, i
   }
 }
 
-// What prepare_scores leaves to be multiplied with.
-template <bool kMask, class T>
-FA_DEVICE float score_scale(const AttentionParams<T>& p) {
-  return kMask && p.mask_kind != kNoMask ? 1.f : p.scale;
-}
-
 // The 4 x 8 elements of the products a thread owns: query row(i) and key column(j), or with
-// kKeyRows key row(i) and query column(j). -inf where hidden; with a mask also scaled and added to.
+// kKeyRows key row(i) and query column(j). -inf where hidden. With kMask scaled and added to;
+// otherwise the scale, positive, is left to who takes the exponential.
 template <bool kBand, bool kMask, bool kKeyRows, class T>
 FA_DEVICE void prepare_scores(Fragment& s, const AttentionParams<T>& p, const Place& at, int head,
-                              const KeyBits& keys, int q_first, int k_first, const Lane& lane) {
-  if (p.scale_sign < 0) for_elements([&](int i, int j) { s[i][j] = -s[i][j]; });
+                              const Band& band, const KeyBits& keys, int q_first, int k_first,
+                              const Lane& lane) {
   if (kMask && p.mask_kind != kNoMask) {
     const auto& m = p.attn_mask;
-    const int64_t offset =
-        at.batch * m.batch + head * m.head + q_first * m.row + k_first * m.column;
+    const int64_t offset = at.batch * m.batch + head * m.head +
+                           static_cast<int64_t>(q_first) * m.row +
+                           static_cast<int64_t>(k_first) * m.column;
     const int rows = at.q_len - q_first, columns = at.kv_len - k_first;
     const bool aligned = m.aligned != 0;
     if (p.mask_kind == kBoolMask)
@@ -92,7 +90,8 @@ FA_DEVICE void prepare_scores(Fragment& s, const AttentionParams<T>& p, const Pl
       add_mask<kKeyRows>(s, p.scale, static_cast<const float*>(m.data) + offset, m.row, m.column,
                          aligned, rows, columns, lane);
   }
-  hide<kBand, kKeyRows>(s, at, keys, q_first, k_first, -infinity(), lane);
+  if (kMask && p.mask_kind == kNoMask) for_elements([&](int i, int j) { s[i][j] *= p.scale; });
+  hide<kBand, kKeyRows>(s, band, keys, kKeyRows ? q_first : k_first, -infinity(), lane);
 }
 
 // Of 4 keys from a multiple of 4 on: whether the query keeps them.
@@ -122,23 +121,31 @@ FA_DEVICE void drop(Fragment& s, const AttentionParams<T>& p, const Place& at, i
   }
 }
 
-// What was saved of a query's row, to compute its probabilities again.
+// What the backward keeps of the 64 queries of a tile of a head: lse, lse_low and
+//   delta = rowsum(dO * O) + rowsum(dW * W) - dLSE.
+// lse is inf for rows that see nothing, and those beyond the last: P = exp(s - inf) = 0.
 struct RowStatistics {
-  float lse, lse_low, delta;
+  float lse[kTile], lse_low[kTile], delta[kTile];
 
-  // Rows that see nothing, and rows that are not there, get P = exp(s - inf) = 0.
   template <class T>
-  FA_DEVICE RowStatistics(const AttentionParams<T>& p, int64_t start, int row, int rows)
-      : lse(infinity()), lse_low(0), delta(0) {
-    if (row >= rows) return;
-    lse = p.lse[start + row];
-    lse_low = p.lse_low[start + row];
-    if (p.delta) delta = p.delta[start + row];
-    if (lse == -infinity()) lse = infinity();
-  }
-  FA_DEVICE float probability(float s, float scale) const {
-    return fast_exp2((fmaf(s, scale, -lse) - lse_low) * kLog2E);
+  static FA_DEVICE RowStatistics* of(const AttentionParams<T>& p, const Place& at, int head,
+                                     int first) {
+    const int64_t heads_before = at.stream(p, head);
+    return reinterpret_cast<RowStatistics*>(p.rows) + heads_before * p.q_tiles + first / kTile;
   }
 };
+
+FA_DEVICE float probability(float s, float scale, float lse, float lse_low) {
+  return fast_exp2((fmaf(s, scale, -lse) - lse_low) * kLog2E);
+}
+
+// x[j] = from[column(j)].
+FA_DEVICE void load_columns(float (&x)[8], const float* from, const Lane& lane) {
+  FA_UNROLL
+  for (int j = 0; j < 8; j += 4) {
+    const float4 quad = load_quad(from + lane.column(j));
+    x[j] = quad.x, x[j + 1] = quad.y, x[j + 2] = quad.z, x[j + 3] = quad.w;
+  }
+}
 
 }  // namespace fa

@@ -39,16 +39,27 @@ struct Lane {
 template <class T>
 struct Rows {
   T* data;  // [rows, columns]
-  int64_t row_stride, column_stride;
+  int row_stride, column_stride;
   int rows, columns;
   bool aligned;
+
+  FA_DEVICE T* at(int row, int column) const {
+    return data + static_cast<int64_t>(row) * row_stride +
+           static_cast<int64_t>(column) * column_stride;
+  }
+  // Up to which column quads may be loaded from all 64 rows from `first` on.
+  FA_DEVICE int whole_columns(int first) const {
+    return aligned && first + kTile <= rows ? columns : 0;
+  }
+  // From a tile to the next.
+  FA_DEVICE int64_t step() const { return kTile * static_cast<int64_t>(row_stride); }
 };
 
 template <class E>
-FA_DEVICE Rows<E> rows_of(const Tensor4<E>& x, int batch, int head, int64_t first, int rows,
+FA_DEVICE Rows<E> rows_of(const Tensor4<E>& x, int batch, int head, int first, int rows,
                           int columns) {
-  E* data = x.data + batch * x.batch + head * x.head + first * x.row;
-  return {data, x.row, x.column, x.data ? rows : 0, columns, x.aligned != 0};
+  E* data = x.data + batch * x.batch + head * x.head + static_cast<int64_t>(first) * x.row;
+  return {data, x.row, x.column, rows, columns, x.aligned != 0};
 }
 
 template <class T>
@@ -82,36 +93,56 @@ FA_DEVICE float4 load_quad(const T* from) {
   return make_float4(x[0], x[1], x[2], x[3]);
 }
 
-// x[row][column + 0..3] as fp32, zeros where the tensor ends.
+// x, of which the compiler knows nothing before this point: what depends on it is computed here,
+// not ahead of loops, where it would occupy registers.
+FA_DEVICE int not_before(int x) {
+#ifndef FASTATTN_EMULATOR
+  asm volatile("" : "+r"(x));
+#endif
+  return x;
+}
+
+// from[0..3] as fp32, zeros from from[left] on.
 template <class T>
-FA_DEVICE float4 load_some(const Rows<const T>& x, int row, int column) {
-  const T* from = x.data + row * x.row_stride + column * x.column_stride;
-  const int left = row < x.rows ? x.columns - column : 0;
+FA_DEVICE float4 load_some(const T* from, int stride, int left) {
   float4 quad = make_float4(0, 0, 0, 0);
   if (left > 0) quad.x = to_float(from[0]);
-  if (left > 1) quad.y = to_float(from[x.column_stride]);
-  if (left > 2) quad.z = to_float(from[2 * x.column_stride]);
-  if (left > 3) quad.w = to_float(from[3 * x.column_stride]);
+  if (left > 1) quad.y = to_float(from[stride]);
+  if (left > 2) quad.z = to_float(from[2 * static_cast<int64_t>(stride)]);
+  if (left > 3) quad.w = to_float(from[3 * static_cast<int64_t>(stride)]);
   return quad;
 }
 
-// Columns [column, column + 32) of 64 rows from `first` on, on their way to a piece with k =
-// column. load() before the barrier that frees the piece, store() after it.
+// Where a thread's part of rows begins that become ColumnPieces, or RowPieces.
+template <class T>
+FA_DEVICE const T* columns_start(const Rows<const T>& x, int first, const Lane& lane) {
+  return x.at(first + 4 * lane.row_group, 4 * lane.column_group);
+}
+template <class T>
+FA_DEVICE const T* rows_start(const Rows<const T>& x, int first, int column, const Lane& lane) {
+  return x.at(first + (lane.thread >> 4), column + 4 * (lane.thread & 15));
+}
+
+// 32 columns of 64 rows, on their way to a piece with k = column. load() before the barrier that
+// frees the piece, store() after it.
 template <class T>
 struct ColumnPiece {
   float4 quad[4];  // of rows 4 * row_group + i: columns 4 * column_group + 0..3
 
-  FA_DEVICE void load(const Rows<const T>& x, int first, int column, const Lane& lane) {
-    const bool whole = x.aligned && first + kTile <= x.rows && column + kPiece <= x.columns;
-    const int row = first + 4 * lane.row_group;
-    column += 4 * lane.column_group;
-    if (whole) {
-      const T* from = x.data + row * x.row_stride + column;
+  FA_DEVICE void load(const Rows<const T>& x, const T* start, int first, int column,
+                      int whole_columns, const Lane& lane) {
+    if (column + kPiece <= whole_columns) {
+      start += column;
       FA_UNROLL
-      for (int i = 0; i < 4; ++i, from += x.row_stride) quad[i] = load_quad(from);
+      for (int i = 0; i < 4; ++i, start += x.row_stride) quad[i] = load_quad(start);
     } else {
+      const int row_stride = not_before(x.row_stride), stride = not_before(x.column_stride);
+      start += static_cast<int64_t>(column) * stride;
+      const int rows = x.rows - first - 4 * lane.row_group;
+      const int columns = x.columns - column - 4 * lane.column_group;
       FA_UNROLL
-      for (int i = 0; i < 4; ++i) quad[i] = load_some(x, row + i, column);
+      for (int i = 0; i < 4; ++i, start += row_stride)
+        quad[i] = load_some(start, stride, i < rows ? columns : 0);
     }
   }
 
@@ -124,35 +155,32 @@ struct ColumnPiece {
   }
 };
 
-// Rows [first, first + 32) with k = row; columns [column, column + 64). Bit r of `visible`: row
-// first + r is taken, otherwise it counts as zeros.
+// 64 columns of 32 rows, with k = row. Bit r of `visible`: row r counts, otherwise it is zeros.
 template <class T>
 struct RowPiece {
   float4 quad[4];  // of rows thread / 16 + 8 * i: columns 4 * (thread % 16) + 0..3
 
-  FA_DEVICE void load(const Rows<const T>& x, int first, int column, unsigned visible,
+  FA_DEVICE void load(const Rows<const T>& x, const T* start, int column, unsigned visible,
                       const Lane& lane) {
-    const bool whole = x.aligned && visible == ~0u && column + kTile <= x.columns;
-    const int row = lane.thread >> 4;
-    column += 4 * (lane.thread & 15);
-    if (whole) {
-      const T* from = x.data + (first + row) * x.row_stride + column;
-      const int64_t step = 8 * x.row_stride;
+    if (x.aligned && visible == ~0u && column + kTile <= x.columns) {
+      const int64_t step = 8 * static_cast<int64_t>(x.row_stride);
       FA_UNROLL
-      for (int i = 0; i < 4; ++i, from += step) quad[i] = load_quad(from);
+      for (int i = 0; i < 4; ++i, start += step) quad[i] = load_quad(start);
     } else {
+      const int64_t step = 8 * static_cast<int64_t>(not_before(x.row_stride));
+      const int stride = not_before(x.column_stride);
+      const int columns = x.columns - column - 4 * (lane.thread & 15);
+      visible >>= lane.thread >> 4;
       FA_UNROLL
-      for (int i = 0; i < 4; ++i) {
-        const bool taken = visible >> (row + 8 * i) & 1;
-        quad[i] = load_some(x, taken ? first + row + 8 * i : x.rows, column);
-      }
+      for (int i = 0; i < 4; ++i, start += step)
+        quad[i] = load_some(start, stride, visible >> 8 * i & 1 ? columns : 0);
     }
   }
 
   FA_DEVICE void store(char* piece, const Lane& lane) const {
-    const int row = lane.thread >> 4, c = 4 * (lane.thread & 15);
+    const unsigned to = piece_offset(lane.thread >> 4, 4 * (lane.thread & 15));
     FA_UNROLL
-    for (int i = 0; i < 4; ++i) store_shared(piece + piece_offset(row + 8 * i, c), quad[i]);
+    for (int i = 0; i < 4; ++i) store_shared(piece + (to ^ 2 * i * kSwizzle), quad[i]);
   }
 };
 
@@ -199,16 +227,18 @@ FA_DEVICE unsigned rows_left(int rows, int first) {
   return left >= 32 ? ~0u : left <= 0 ? 0u : (1u << left) - 1;
 }
 
-// sum[r][c] += A[a_first + r] . B[b_first + c] over all columns, whose number both share.
+// sum[r][c] += A[a_first + r] . B[b_first + c] over all columns, whose number both share; the
+// starts are columns_start of these rows.
 template <class T>
-FA_DEVICE void multiply_columns(Fragment& sum, const Rows<const T>& a, int a_first,
-                                const Rows<const T>& b, int b_first, char* shared,
-                                const Lane& lane) {
+FA_DEVICE void multiply_columns(Fragment& sum, const Rows<const T>& a, const T* a_start,
+                                int a_first, const Rows<const T>& b, const T* b_start, int b_first,
+                                char* shared, const Lane& lane) {
+  const int a_whole = a.whole_columns(a_first), b_whole = b.whole_columns(b_first);
   FA_UNROLL_N(1)
   for (int column = 0; column < a.columns; column += kPiece) {
     ColumnPiece<T> a_piece, b_piece;
-    a_piece.load(a, a_first, column, lane);
-    b_piece.load(b, b_first, column, lane);
+    a_piece.load(a, a_start, a_first, column, a_whole, lane);
+    b_piece.load(b, b_start, b_first, column, b_whole, lane);
     __syncthreads();
     a_piece.store(shared, lane);
     b_piece.store(shared + kPieceBytes, lane);
@@ -220,11 +250,12 @@ FA_DEVICE void multiply_columns(Fragment& sum, const Rows<const T>& a, int a_fir
 // The same with A already in pieces from `a_piece` on, one for every 32 columns.
 template <class T>
 FA_DEVICE void multiply_columns(Fragment& sum, unsigned a_piece, const Rows<const T>& b,
-                                int b_first, char* shared, const Lane& lane) {
+                                const T* b_start, int b_first, char* shared, const Lane& lane) {
+  const int whole = b.whole_columns(b_first);
   FA_UNROLL_N(1)
   for (int column = 0; column < b.columns; column += kPiece, a_piece += kPieceBytes) {
     ColumnPiece<T> piece;
-    piece.load(b, b_first, column, lane);
+    piece.load(b, b_start, b_first, column, whole, lane);
     __syncthreads();
     piece.store(shared, lane);
     __syncthreads();
@@ -232,25 +263,26 @@ FA_DEVICE void multiply_columns(Fragment& sum, unsigned a_piece, const Rows<cons
   }
 }
 
-// sum[n][r][c] += x[r][k] * B[first + k][column + 64 * n + c] over the 64 k of a tile; `visible`:
-// which rows of B count.
+// sum[n][r][c] += x[r][k] * B[k][column + 64 * n + c] over the 64 k of a tile, whose rows_start is
+// given; `visible`: which rows of B count.
 template <int kColumns, class T>
 FA_DEVICE void multiply_rows(Fragment (&sum)[kColumns / kTile], const Fragment& x,
-                             const Rows<const T>& b, int first, int column,
+                             const Rows<const T>& b, const T* start, int column,
                              const unsigned (&visible)[2], char* shared, const Lane& lane) {
   FA_UNROLL
   for (int half = 0; half < 2; ++half) {
-    const int row = first + kPiece * half;
     FA_UNROLL
     for (int n = 0; n < kColumns / kTile; ++n) {
       RowPiece<T> piece;
-      piece.load(b, row, column + kTile * n, visible[half], lane);
+      piece.load(b, start + n * kTile * static_cast<int64_t>(b.column_stride), column + kTile * n,
+                 visible[half], lane);
       __syncthreads();
       if (n == 0) half ? store_fragment<1>(shared, x, lane) : store_fragment<0>(shared, x, lane);
       piece.store(shared + kPieceBytes, lane);
       __syncthreads();
       multiply<true>(sum[n], shared, 0, kPieceBytes, lane);
     }
+    start += kPiece * static_cast<int64_t>(b.row_stride);
   }
 }
 
@@ -265,7 +297,7 @@ FA_DEVICE void write_tile(const Rows<T>& to, const Fragment& x, const float (&fa
     FA_UNROLL
     for (int half = 0; half < 2; ++half) {
       const int c = column + lane.column(4 * half);
-      T* at = to.data + row * to.row_stride + c * to.column_stride;
+      T* at = to.at(row, c);
       const float f = factor[i], *q = &x[i][4 * half];
       if (to.aligned && c + 4 <= to.columns) {
         const float scaled[4] = {q[0] * f, q[1] * f, q[2] * f, q[3] * f};
@@ -273,7 +305,8 @@ FA_DEVICE void write_tile(const Rows<T>& to, const Fragment& x, const float (&fa
       } else {
         FA_UNROLL
         for (int j = 0; j < 4; ++j)
-          if (c + j < to.columns) at[j * to.column_stride] = from_float<T>(q[j] * f);
+          if (c + j < to.columns)
+            at[j * static_cast<int64_t>(to.column_stride)] = from_float<T>(q[j] * f);
       }
     }
   }

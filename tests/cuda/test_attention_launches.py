@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from fastattn import _cuda as cuda
+from fastattn._cuda import catalog
 from fastattn.ops.attention import _cuda
 from fastattn.ops.attention.reference import AttentionConfig
 
@@ -85,4 +86,19 @@ def test_switches_by_call(launches, cfg, mask, switches):
 def test_no_kernel_for_a_gradient_that_nobody_needs(launches):
     x = torch.zeros(1, 2, 5, 8)
     forward_and_backward(x, x, x, needs=(False, False, True, False))
-    assert ["forward" in name or "<float, 0, 64" in name for name, _ in launches] == [True, True]
+    names = [name.removeprefix("fa::attention_").partition(">")[0] for name, _ in launches]
+    switches = "false, false, false"
+    assert names == [
+        f"forward<float, 64, {switches}",
+        "delta<float",
+        f"grad_key_value<float, 0, 64, {switches}",
+    ]
+
+
+def test_the_default_set_holds_what_training_needs(launches):
+    known = {kernel.name for kernel in catalog.kernels(60, ["attention"])}
+    x = torch.zeros(2, 4, 65, 64)
+    for cfg in (CONFIG, CONFIG._replace(is_causal=True, dropout_p=0.1)):
+        forward_and_backward(x, x, x, cfg)
+        forward_and_backward(x.half(), x.half(), x.half(), cfg)
+    assert len(launches) == 16 and {name for name, _ in launches} <= known

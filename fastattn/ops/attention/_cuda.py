@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from itertools import product
 from typing import Any
 
 import torch
@@ -15,7 +17,7 @@ _TYPES = {torch.float32: "float", torch.float16: "__half", torch.bfloat16: "__nv
 _TILE, _THREADS, _PIECE = 64, 128, 8 << 10  # of csrc/attention/attention_tile.cuh
 _LONGEST = 1 << 29  # kernels count positions in 32 bits
 _NO_MASK, _BOOL_MASK, _OWN_MASK, _FLOAT_MASK = range(4)
-_TENSOR = "P4q2i"
+_TENSOR = "P2q4i"
 _TENSORS = (
     "query", "key", "value", "output", "attn_mask", "weights", "grad_output", "grad_weights",
     "grad_query", "grad_key", "grad_value", "grad_scores",
@@ -24,15 +26,45 @@ _PARAMS = Params(
     "attention/attention_params.cuh",
     "fa::AttentionParams<float>",
     **dict.fromkeys(_TENSORS, _TENSOR),
-    **dict.fromkeys(("lse", "lse_low", "delta", "grad_lse", "padding"), "P"),
+    **dict.fromkeys(("lse", "lse_low", "rows", "grad_lse", "padding"), "P"),
     **dict.fromkeys(("cu_seqlens_q", "cu_seqlens_k"), "P"),
     dropout=DROPOUT,
     **dict.fromkeys(("stat_batch", "stat_head", "padding_batch", "padding_key"), "q"),
-    **dict.fromkeys(("scale", "scale_sign", "grad_scale"), "f"),
+    scale="f",
     **dict.fromkeys(("batch", "heads", "group", "q_len", "kv_len", "key_dim", "value_dim"), "i"),
     **dict.fromkeys(("is_causal", "bottom_right", "window_left", "window_right"), "i"),
-    **dict.fromkeys(("mask_kind", "tiles"), "i"),
+    **dict.fromkeys(("mask_kind", "tiles", "q_tiles"), "i"),
 )
+
+
+def _default_set(arch: int) -> Iterator[Kernel]:
+    """Head dimensions to 128 in float32 and float16, as training and translation call them."""
+    for dtype in ("float", "__half"):
+        yield _kernel("rows", f"attention_delta<{dtype}>")
+        for band, mask, dropout in product((False, True), repeat=3):
+            switches = (band, mask, dropout)
+            if not dropout:
+                yield _kernel("rows", f"attention_weights<{dtype}", switches)
+            if not (mask and dropout):
+                yield _kernel("fwd", f"attention_forward<{dtype}, 64", switches, pieces=4)
+                yield _kernel("bwd", f"attention_grad_query<{dtype}, 64", switches)
+                yield _kernel("bwd", f"attention_grad_key_value<{dtype}, 64, 64", switches)
+            if not mask and not dropout:
+                yield _kernel("fwd", f"attention_forward<{dtype}, 128", switches)
+                yield _kernel("bwd", f"attention_grad_query<{dtype}, 128", switches)
+                for columns in ("128, 0", "0, 128"):
+                    name = f"attention_grad_key_value<{dtype}, {columns}"
+                    yield _kernel("bwd", name, switches)
+
+
+def _kernel(file: str, name: str, switches: tuple[bool, ...] = (), pieces: int = 2) -> Kernel:
+    """The kernel ``name`` with causal or window, mask and dropout switched on or off."""
+    if switches:
+        name += "".join(f", {str(x).lower()}" for x in switches) + ">"
+    return Kernel(f"attention/attention_{file}.cuh", f"fa::{name}", _THREADS, pieces * _PIECE)
+
+
+_cuda.register_kernels("attention", _default_set)
 
 
 def unsupported(query: Tensor, key: Tensor) -> str | None:
@@ -101,9 +133,11 @@ def bwd(
 
     The gradient of attn_mask takes a float32 temporary [B, Hq, Lq, Lk].
     """
+    if grad_output is None:
+        grad_output = query.new_zeros(()).expand_as(output)
     call = Call(query, key, value, attn_mask, key_padding_mask, rng_state, cfg)
     call.give(
-        output=output, lse=lse, lse_low=lse_low, grad_output=grad_output,
+        output=output, lse=lse.contiguous(), lse_low=lse_low.contiguous(), grad_output=grad_output,
         grad_weights=grad_weights, grad_lse=None if grad_lse is None else grad_lse.contiguous(),
     )  # fmt: skip
     grads = [
@@ -145,23 +179,18 @@ class Call:
         self.kv_heads, self.value_dim = key.shape[1], value.shape[3]
         self.batch = query.shape[0] if ends is None else ends[0].shape[0] - 1
         self.q_len, self.kv_len = longest or (query.shape[2], key.shape[2])
-        self.ends, self.has_mask = ends, attn_mask is not None
-        self.flags = (
-            cfg.is_causal or cfg.window_left >= 0 or cfg.window_right >= 0,
-            cfg.dropout_p > 0,
-        )
+        self.ends = ends
+        # Returned weights may get gradients, and the backward must compute the same scores.
+        self.with_mask = attn_mask is not None or cfg.return_weights or cfg.scale <= 0
+        self.band = cfg.is_causal or cfg.window_left >= 0 or cfg.window_right >= 0
+        self.has_dropout = cfg.dropout_p > 0
         self.given: dict[str, Tensor | None] = {
             "query": query, "key": key, "value": value, "attn_mask": attn_mask,
         }  # fmt: skip
         windows = (min(w, _LONGEST) for w in (cfg.window_left, cfg.window_right))
         rng_state = None if rng_state is None else rng_state.contiguous()
-        self.padding = key_padding_mask
+        self.padding, self.scale = key_padding_mask, cfg.scale
         self.dropout = (rng_state, cfg.dropout_p)
-        self.scales = (
-            max(abs(cfg.scale), torch.finfo(torch.float32).tiny),
-            -1.0 if cfg.scale < 0 else 1.0,
-            cfg.scale,
-        )
         self.rules = (cfg.is_causal, cfg.bottom_right, *windows)
 
     def give(self, **tensors: Tensor | None) -> None:
@@ -173,37 +202,35 @@ class Call:
         columns = max(columns, 64 if self.key_dim <= 64 else 128)
         self._run(
             "fwd", f"attention_forward<{self.type}, {columns}", self.value_dim,
-            pieces=4 if columns == 64 else 2, with_mask=self.has_mask,
+            pieces=4 if columns == 64 else 2, switches=True,
         )  # fmt: skip
 
     def weights(self) -> None:
         """``weights``, or what ``grad_weights`` adds to ``delta``."""
-        self._run("rows", f"attention_weights<{self.type}", with_mask=self.has_mask)
+        self._run("rows", f"attention_weights<{self.type}", switches=True)
 
     def backward(self) -> None:
-        grads = [self.given[f"grad_{name}"] for name in ("query", "key", "value", "scores")]
-        has_weights = self.given["grad_weights"] is not None
-        extra = self.has_mask or has_weights
-        if any(grads[i] is not None for i in (0, 1, 3)):
-            self.give(delta=torch.empty_like(self.given["lse"]))
-            self._run("rows", f"attention_delta<{self.type}>")
-            if has_weights:
-                self.weights()
-        if grads[0] is not None or grads[3] is not None:
+        needs = [self.given[f"grad_{name}"] is not None for name in ("query", "key", "value")]
+        tiles = -(-self.q_len // _TILE)
+        rows = self.batch * self.heads * tiles * 3 * _TILE  # fa::RowStatistics
+        self.give(rows=torch.empty(rows, dtype=torch.float32, device=self.device))
+        self._run("rows", f"attention_delta<{self.type}>")
+        if self.given["grad_weights"] is not None:
+            self.weights()
+        if needs[0] or self.given["grad_scores"] is not None:
             name = f"attention_grad_query<{self.type}, {_columns(self.key_dim)}"
-            self._run("bwd", name, self.key_dim, with_mask=extra)
-        both = grads[1] is not None and grads[2] is not None
-        if both and max(self.key_dim, self.value_dim) <= 64:
-            self._grad_key_value("64, 64", 64, extra)
+            self._run("bwd", name, self.key_dim, switches=True)
+        if needs[1] and needs[2] and max(self.key_dim, self.value_dim) <= 64:
+            self._grad_key_value("64, 64", 64)
             return
-        if grads[1] is not None:
-            self._grad_key_value(f"{_columns(self.key_dim)}, 0", self.key_dim, extra)
-        if grads[2] is not None:
-            self._grad_key_value(f"0, {_columns(self.value_dim)}", self.value_dim, extra)
+        if needs[1]:
+            self._grad_key_value(f"{_columns(self.key_dim)}, 0", self.key_dim)
+        if needs[2]:
+            self._grad_key_value(f"0, {_columns(self.value_dim)}", self.value_dim)
 
-    def _grad_key_value(self, columns: str, dim: int, with_mask: bool) -> None:
+    def _grad_key_value(self, columns: str, dim: int) -> None:
         name = f"attention_grad_key_value<{self.type}, {columns}"
-        self._run("bwd", name, dim, by_key=True, with_mask=with_mask)
+        self._run("bwd", name, dim, by_key=True, switches=True)
 
     def _run(
         self,
@@ -213,7 +240,7 @@ class Call:
         *,
         pieces: int = 2,
         by_key: bool = False,
-        with_mask: bool | None = None,
+        switches: bool = False,
     ) -> None:
         """Launch a kernel over all tiles of queries, or keys, and 256 columns of ``dim`` each."""
         heads, length = (self.kv_heads, self.kv_len) if by_key else (self.heads, self.q_len)
@@ -221,11 +248,9 @@ class Call:
         blocks = self.batch * heads * tiles
         if blocks == 0:
             return
-        if with_mask is not None:
-            band, dropout = self.flags
-            name += "".join(f", {str(x).lower()}" for x in (band, with_mask, dropout)) + ">"
-        kernel = Kernel(f"attention/attention_{file}.cuh", f"fa::{name}", _THREADS, pieces * _PIECE)
-        _cuda.launch(self.device, kernel, (blocks, max(-(-dim // 256), 1), 1), self._pack(tiles))
+        chosen = (self.band, self.with_mask, self.has_dropout) if switches else ()
+        grid = (blocks, max(-(-dim // 256), 1), 1)
+        _cuda.launch(self.device, _kernel(file, name, chosen, pieces), grid, self._pack(tiles))
 
     def _pack(self, tiles: int) -> bytes:
         given = self.given
@@ -238,13 +263,13 @@ class Call:
         )
         return _PARAMS.pack(
             *tensors,
-            *(given.get(name) for name in ("lse", "lse_low", "delta", "grad_lse")),
+            *(given.get(name) for name in ("lse", "lse_low", "rows", "grad_lse")),
             padding,
             *(self.ends or (None, None)),
             *dropout_fields(*self.dropout),
             *statistics,
             *((0, 0) if padding is None else padding.stride()),
-            *self.scales,
+            self.scale,
             self.batch,
             self.heads,
             self.heads // self.kv_heads,
@@ -255,6 +280,7 @@ class Call:
             *self.rules,
             _mask_kind(mask),
             tiles,
+            -(-self.q_len // _TILE),
         )
 
 

@@ -17,6 +17,7 @@ register_backends(
     "attention",
     {
         "cpu": "fastattn.ops.attention._cpu",
+        "cuda": "fastattn.ops.attention._cuda",
         "triton": "fastattn.ops.attention._triton",
         "torch": "fastattn.ops.attention._torch",
         "reference": "fastattn.ops.attention.reference",
