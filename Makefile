@@ -18,7 +18,7 @@ CSRC := $(shell find csrc)
 CXX_FILES := $(filter %.h %.cpp %.cuh,$(CSRC))
 GPU := $(wildcard /dev/nvidia0)
 
-.PHONY: help setup train test test-triton test-full sanitize bench lint format clean distclean
+.PHONY: help setup train test test-triton test-full sanitize bench docs lint format clean distclean
 
 help:
 	@echo 'make train       a Transformer learns to translate: prepare, train, translate, score, draw'
@@ -26,6 +26,7 @@ help:
 	@echo 'make test-triton the Triton kernels, interpreted on the CPU'
 	@echo 'make sanitize    of these only the kernels under AddressSanitizer and UBSan'
 	@echo 'make bench       the benchmarks'
+	@echo 'make docs        the documentation, in site/'
 	@echo 'make lint        the style checks; make format: repair what can be'
 	@echo 'make setup       only the virtual environment $(VENV)'
 	@echo 'make clean       remove what was built; make distclean: $(VENV) as well'
@@ -58,13 +59,16 @@ lint: setup
 	$(PY) -m mypy
 	$(VENV)/bin/clang-format --dry-run -Werror $(CXX_FILES)
 
+docs: setup
+	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build
+
 format: setup
 	$(PY) -m ruff check --fix .
 	$(PY) -m ruff format .
 	$(VENV)/bin/clang-format -i $(CXX_FILES)
 
 clean:
-	rm -rf build dist *.egg-info fastattn/_C*.so .pytest_cache .ruff_cache .mypy_cache .benchmarks
+	rm -rf build dist site *.egg-info fastattn/_C*.so .pytest_cache .ruff_cache .mypy_cache .benchmarks
 	rm -f $(VENV)/.built
 	find . -name __pycache__ -not -path './$(VENV)/*' -prune -exec rm -rf {} +
 
@@ -85,7 +89,7 @@ $(TORCH_STAMP): $(VENV)/.made
 # Without build isolation, so that later builds find the same headers and compile only what changed.
 $(VENV)/.installed: $(TORCH_STAMP) pyproject.toml setup.py
 	$(PY) -m pip install --quiet $(BUILD_REQUIRES)
-	$(PY) -m pip install --quiet --no-build-isolation --editable '.[examples,integrations,test,bench,dev]'
+	$(PY) -m pip install --quiet --no-build-isolation --editable '.[examples,integrations,docs,test,bench,dev]'
 	$(if $(filter Linux,$(shell uname)),$(PY) tools/get_nvdisasm.py)
 	@touch $@
 

@@ -1,5 +1,7 @@
 """What the README and the other texts say is so: their programs run, their names exist."""
 
+import contextlib
+import io
 import re
 import subprocess
 import sys
@@ -33,6 +35,17 @@ def test_the_readme_s_programs_run_as_printed(program):
     subprocess.run(
         [sys.executable, "-W", "error", "-c", program], cwd=ROOT, check=True, timeout=120
     )
+
+
+def test_the_pictures_of_masks_are_what_the_programs_print():
+    text = (ROOT / "docs" / "masks.md").read_text()
+    pairs = re.findall(r"^```python\n(.*?)^```\n\n```text\n(.*?)^```", text, re.M | re.S)
+    assert len(pairs) == text.count("```python") == text.count("```text") >= 6
+    names = {}
+    for program, expected in pairs:
+        with contextlib.redirect_stdout(io.StringIO()) as printed:
+            exec(program, names)
+        assert printed.getvalue() == expected, program
 
 
 @pytest.mark.parametrize("path", TEXTS, ids=lambda path: str(path.relative_to(ROOT)))
