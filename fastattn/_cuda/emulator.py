@@ -13,9 +13,11 @@ import hashlib
 import os
 import threading
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
@@ -24,11 +26,21 @@ from fastattn._cuda.kernel import Kernel
 from fastattn._cuda.params import Params
 from fastattn._cuda.toolchain import Toolchain, compile_to, locked, toolchain, why_not
 
-__all__ = ["EmulatorError", "launch", "launches", "prebuild", "why_not", "why_not_on"]
+__all__ = [
+    "BankUse",
+    "EmulatorError",
+    "counting_banks",
+    "launch",
+    "launches",
+    "prebuild",
+    "why_not",
+    "why_not_on",
+]
 
 ARCHITECTURES = (600, 610, 700, 750, 800)
 _one_at_a_time = threading.Lock()
 _launches: Counter[str] = Counter()
+_bank_counts: dict[str, list[BankUse]] | None = None
 
 
 class EmulatorError(RuntimeError):
@@ -72,33 +84,57 @@ def launch(kernel: Kernel, grid: tuple[int, int, int], params: bytes) -> None:
     run, size = _load(tools, kernel.source, kernel.name, arch)
     if size != len(params):
         raise EmulatorError(f"{kernel.name}: {len(params)} bytes of params, the struct has {size}")
-    _launch(tools, kernel, run, grid, params, count_banks=False)
-
-
-def bank_conflicts(kernel: Kernel, grid: tuple[int, int, int], params: bytes) -> str:
-    """Run ``kernel``, counting its accesses by load_shared and store_shared.
-
-    Returns:
-        A line for each place in the source: "file:line load|store bytes accesses wavefronts
-        needed": warp accesses, the passes over the banks they take, and those without conflict.
-    """
-    tools = _tools()
-    run, _ = _load(tools, kernel.source, kernel.name, architecture())
-    _launch(tools, kernel, run, grid, params, count_banks=True)
-    report = _core(tools).fastattn_emulator_bank_report
-    report.restype = ctypes.c_char_p
-    return report().decode()
-
-
-def _launch(tools, kernel, run, grid, params, count_banks) -> None:
     with _one_at_a_time:
         _launches[kernel.name] += 1
         fault = _core(tools).fastattn_emulator_launch(
             run, params, (ctypes.c_uint * 3)(*grid), kernel.threads, kernel.shared,
-            thread_order(), count_banks,
+            thread_order(), _bank_counts is not None,
         )  # fmt: skip
+        if fault is None and _bank_counts is not None:
+            _note_banks(tools, kernel.name, _bank_counts)
     if fault is not None:
         raise EmulatorError(f"{kernel.name}: {fault.decode()}")
+
+
+class BankUse(NamedTuple):
+    """What one line of a kernel's source did to the banks of shared memory.
+
+    accesses: by warps. wavefronts: the passes over the banks they took. needed: those without a
+    conflict, 1 for accesses of 2 or 4 bytes a thread, 2 for 8 and 4 for 16.
+    """
+
+    place: str  # "file:line"
+    kind: str  # "load" or "store"
+    size: int  # bytes a thread
+    accesses: int
+    wavefronts: int
+    needed: int
+
+
+@contextmanager
+def counting_banks() -> Iterator[dict[str, list[BankUse]]]:
+    """Counts, for the launches in a ``with`` block, accesses by load_shared and store_shared.
+
+    Yields:
+        A dict that gets, by the kernel's C++ name, a ``BankUse`` for each line of its source.
+    """
+    global _bank_counts
+    found: dict[str, list[BankUse]] = {}
+    _bank_counts = found
+    try:
+        yield found
+    finally:
+        _bank_counts = None
+
+
+def _note_banks(tools: Toolchain, name: str, counts: dict[str, list[BankUse]]) -> None:
+    sums = {use[:3]: use[3:] for use in counts.get(name, ())}
+    for text in _core(tools).fastattn_emulator_bank_report().decode().splitlines():
+        place, kind, size, *numbers = text.split()
+        before = sums.get((place, kind, int(size)), (0, 0, 0))
+        added = tuple(a + int(b) for a, b in zip(before, numbers, strict=True))
+        sums[place, kind, int(size)] = added
+    counts[name] = [BankUse(*place, *numbers) for place, numbers in sums.items()]
 
 
 def prebuild(kernels: Iterable[Kernel], jobs: int | None = None) -> None:
@@ -135,6 +171,7 @@ def _core(tools: Toolchain) -> ctypes.CDLL:
         ctypes.c_void_p, ctypes.c_char_p, ctypes.POINTER(ctypes.c_uint), ctypes.c_uint,
         ctypes.c_size_t, ctypes.c_uint64, ctypes.c_int,
     ]  # fmt: skip
+    core.fastattn_emulator_bank_report.restype = ctypes.c_char_p
     return core
 
 

@@ -94,11 +94,19 @@ def banks(name: str, width: int) -> list[int]:
     """Accesses, wavefronts and wavefronts without conflict of the kernel's one access."""
     kernel = Kernel(SOURCE, name, 32, 4608)
     out = torch.empty(64)
-    report = emulator.bank_conflicts(kernel, (1, 1, 1), arguments(out, width=width))
-    place, kind, size, *numbers = report.split()
+    with emulator.counting_banks() as counts:
+        emulator.launch(kernel, (1, 1, 1), arguments(out, width=width))
+    ((place, *what),) = counts[name]
     assert place.startswith("language.cuh:")
-    assert (kind, size) == (("store", "4") if "store" in name else ("load", "16"))
-    return [int(n) for n in numbers]
+    assert what[:2] == (["store", 4] if "store" in name else ["load", 16])
+    return what[2:]
+
+
+def test_bank_counts_add_up():
+    with emulator.counting_banks() as counts:
+        for _ in range(3):
+            run("strided_load", shared=4608, width=8)
+    assert [use[3:] for use in counts["strided_load"]] == [(3, 24, 12)]
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fastattn._cuda import Kernel
+from tools.gates.banks import CASES, conflicts
 from tools.gates.gates import GATES
 from tools.gates.machine_code import parse
 from tools.gates.mix import TileLoop
@@ -17,6 +18,13 @@ def test_gate(gate):
     found = measure(gate)
     print(HEAD, line(gate, found), sep="\n")
     assert not faults(gate, found)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_no_bank_of_shared_memory_is_met_twice(case):
+    found = list(conflicts(case))
+    assert sum(wavefronts for _, wavefronts, _ in found) > 10_000
+    assert all(wavefronts == needed for _, wavefronts, needed in found), found
 
 
 # Two products of 64 multiply-adds: one in a loop of 2 passes inside a loop of pieces, one unrolled;
