@@ -128,13 +128,17 @@ def counting_banks() -> Iterator[dict[str, list[BankUse]]]:
 
 
 def _note_banks(tools: Toolchain, name: str, counts: dict[str, list[BankUse]]) -> None:
-    sums = {use[:3]: use[3:] for use in counts.get(name, ())}
+    sums = {use[:3]: use for use in counts.get(name, ())}
     for text in _core(tools).fastattn_emulator_bank_report().decode().splitlines():
-        place, kind, size, *numbers = text.split()
-        before = sums.get((place, kind, int(size)), (0, 0, 0))
-        added = tuple(a + int(b) for a, b in zip(before, numbers, strict=True))
-        sums[place, kind, int(size)] = added
-    counts[name] = [BankUse(*place, *numbers) for place, numbers in sums.items()]
+        place, kind, *numbers = text.split()
+        size, accesses, wavefronts, needed = map(int, numbers)
+        before = sums.get((place, kind, size), BankUse(place, kind, size, 0, 0, 0))
+        sums[place, kind, size] = before._replace(
+            accesses=before.accesses + accesses,
+            wavefronts=before.wavefronts + wavefronts,
+            needed=before.needed + needed,
+        )
+    counts[name] = list(sums.values())
 
 
 def prebuild(kernels: Iterable[Kernel], jobs: int | None = None) -> None:
