@@ -59,8 +59,9 @@ struct RunningSoftmax {
   }
 };
 
-// Blocks an SM for which the compiler is to leave registers. Shared memory allows 2 at kColumns =
-// 64; asking for more keeps it from hoisting what only edge tiles need.
+// Blocks an SM for which the compiler is to leave registers: a cap at 128, 144 or none. Shared
+// memory allows 2 at kColumns = 64. With kBand a cap at 128 makes operands of FFMA clash in
+// register banks.
 constexpr int forward_blocks(int columns, bool band, bool mask, bool dropout) {
   return columns > 64 || mask || dropout ? 2 : band ? 3 : 4;
 }
@@ -90,9 +91,10 @@ __global__ void __launch_bounds__(kAttentionThreads,
   }
 
   const Band band = at.from_query(first);
-  const auto [begin, end] = Range::of<kBand>(band, at.kv_len);
+  const int begin = Range::of<kBand>(band, at.kv_len).begin;
   const T *k_start = columns_start(k, begin, lane), *v_start = rows_start(v, begin, column, lane);
-  for (int key = begin; key < end; key += kTile, k_start += k.step(), v_start += v.step()) {
+  for (int key = begin; key < Range::of<kBand>({0, not_before(band.high)}, at.kv_len).end;
+       key += kTile, k_start += k.step(), v_start += v.step()) {
     const KeyBits keys(p, at, key);
     if (keys.none()) continue;
     Fragment s;
@@ -105,7 +107,8 @@ __global__ void __launch_bounds__(kAttentionThreads,
     prepare_scores<kBand, kMask, false>(s, p, at, at.head, band, keys, first, key, lane);
     rows.add(s, kMask ? 1.f : p.scale);
     if (kDropout) drop(s, p, at, first, key, lane);
-    multiply_rows<kColumns>(rows.output, s, v, v_start, column, keys.word, shared, lane);
+    const KeyBits again(p, at, not_before(key));
+    multiply_rows<kColumns>(rows.output, s, v, v_start, column, again.word, shared, lane);
   }
 
   rows.finish();

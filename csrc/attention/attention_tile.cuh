@@ -253,13 +253,13 @@ FA_DEVICE void multiply_columns(Fragment& sum, unsigned a_piece, const Rows<cons
                                 const T* b_start, int b_first, char* shared, const Lane& lane) {
   const int whole = b.whole_columns(b_first);
   FA_UNROLL_N(1)
-  for (int column = 0; column < b.columns; column += kPiece, a_piece += kPieceBytes) {
+  for (int column = 0; column < b.columns; column += kPiece) {
     ColumnPiece<T> piece;
     piece.load(b, b_start, b_first, column, whole, lane);
     __syncthreads();
     piece.store(shared, lane);
     __syncthreads();
-    multiply<false>(sum, shared, a_piece, 0, lane);
+    multiply<false>(sum, shared, a_piece + column * kRowBytes, 0, lane);
   }
 }
 
