@@ -61,39 +61,66 @@ class AttentionConfig(NamedTuple):
     config: Config
 
 
-# Tiles (block_m, block_n, warps, stages) for half precision by the wider padded head dimension;
-# "small" is every NVIDIA GPU with less than 100 KB of shared memory a block.
-_FORWARD = {
-    "sm_80": {64: (128, 64, 4, 3), 128: (128, 64, 8, 2), 256: (64, 32, 8, 2)},
-    "sm_90": {64: (128, 128, 8, 3), 128: (128, 128, 8, 2), 256: (128, 64, 8, 2)},
-    "small": {64: (128, 64, 4, 2), 128: (64, 64, 4, 2), 256: (64, 32, 8, 1)},
-    "amd": {64: (128, 64, 4, 1), 128: (128, 64, 4, 1), 256: (64, 32, 8, 1)},
+# (rows that a block owns, rows that it walks along at a time, warps, stages) for half precision by
+# the wider padded head dimension; "small" is every NVIDIA GPU with less than 100 KB of shared
+# memory a block.
+_HALF = {
+    "forward": {
+        "sm_80": {64: (128, 64, 8, 3), 128: (128, 64, 8, 2), 256: (64, 32, 8, 2)},
+        "sm_90": {64: (128, 128, 8, 3), 128: (128, 128, 8, 2), 256: (128, 64, 8, 2)},
+        "small": {64: (128, 64, 8, 2), 128: (64, 64, 8, 2), 256: (64, 32, 8, 1)},
+        "amd": {64: (128, 64, 4, 1), 128: (128, 64, 4, 1), 256: (64, 32, 8, 1)},
+    },
+    "dq": {
+        "sm_80": {64: (64, 64, 8, 2), 128: (64, 64, 8, 2), 256: (32, 32, 8, 1)},
+        "sm_90": {64: (64, 128, 8, 2), 128: (64, 64, 8, 2), 256: (64, 32, 8, 1)},
+        "small": {64: (64, 64, 8, 2), 128: (64, 32, 8, 1), 256: (32, 32, 8, 1)},
+        "amd": {64: (64, 64, 4, 1), 128: (64, 32, 4, 1), 256: (32, 32, 8, 1)},
+    },
+    "dkdv": {
+        "sm_80": {64: (64, 32, 4, 2), 128: (64, 64, 8, 2), 256: (32, 32, 8, 1)},
+        "sm_90": {64: (128, 64, 8, 2), 128: (64, 64, 8, 2), 256: (64, 32, 8, 1)},
+        "small": {64: (64, 32, 4, 2), 128: (64, 32, 8, 1), 256: (32, 32, 8, 1)},
+        "amd": {64: (64, 64, 4, 1), 128: (64, 32, 4, 1), 256: (32, 32, 8, 1)},
+    },
 }
-_BACKWARD = {
-    "sm_80": {64: (64, 64, 4, 2), 128: (64, 64, 8, 2), 256: (32, 32, 8, 1)},
-    "sm_90": {64: (64, 128, 8, 2), 128: (64, 64, 8, 2), 256: (64, 32, 8, 1)},
-    "small": {64: (64, 64, 4, 2), 128: (32, 64, 4, 1), 256: (32, 32, 8, 1)},
-    "amd": {64: (64, 64, 4, 1), 128: (32, 64, 4, 1), 256: (32, 32, 8, 1)},
+# Float32, whose products take three passes and twice the registers.
+_FLOAT32 = {
+    "forward": {64: (64, 32, 8, 2), 128: (32, 32, 8, 1), 256: (16, 16, 4, 1)},
+    "dq": {64: (32, 32, 8, 1), 128: (32, 16, 8, 1), 256: (16, 16, 8, 1)},
+    "dkdv": {64: (32, 32, 8, 1), 128: (32, 16, 8, 1), 256: (16, 16, 8, 1)},
 }
-_FLOAT32 = {64: (64, 32, 4, 2), 128: (32, 32, 4, 1), 256: (16, 16, 4, 1)}
 _PROCESSORS = {"sm_80": 108, "sm_90": 132, "sm_100": 148, "gfx942": 304}
 
 
 def attention(
-    head_dim: int, value_dim: int, itemsize: int, arch: str, *, is_backward: bool, q_len: int
+    kernel: str,
+    head_dim: int,
+    value_dim: int,
+    itemsize: int,
+    arch: str,
+    *,
+    is_heavy: bool,
+    q_len: int,
 ) -> AttentionConfig:
-    """Of the forward kernel, or of both backward kernels; few queries get a low tile."""
+    """Of ``kernel``: "forward" or "dq", whose blocks own queries, or "dkdv", whose own keys.
+
+    ``is_heavy``: a mask is read or dropout drawn for every score, whose addresses and words want
+    registers of their own.
+    """
     blocks = power_of_2(head_dim, 16), power_of_2(value_dim, 16)
     if arch == INTERPRETER:
         return AttentionConfig(*blocks, Config(32, 32, 4, 1))
     widest = max(64, *blocks)
-    if itemsize == 4:
-        tile = _FLOAT32[widest]
-    else:
-        tile = (_BACKWARD if is_backward else _FORWARD)[_family(arch)][widest]
-    block_m, block_n, warps, stages = tile
-    if not is_backward and q_len <= 32:
-        block_m, warps = min(block_m, power_of_2(q_len, 16)), 4
+    table = _FLOAT32[kernel] if itemsize == 4 else _HALF[kernel][_family(arch)]
+    owned, walked, warps, stages = table[widest]
+    if is_heavy:
+        owned, walked = min(64, owned), min(32 if itemsize == 2 else 16, walked)
+        if kernel == "dkdv" and arch.startswith("sm_"):  # 64 rows make a product of Hopper's
+            owned, walked, warps = (64, 16, 8) if _family(arch) == "sm_90" else (32, 32, 8)
+    if kernel == "forward" and q_len <= 16:
+        owned, warps = 16, 4
+    block_m, block_n = (walked, owned) if kernel == "dkdv" else (owned, walked)
     return AttentionConfig(*blocks, Config(block_m, block_n, warps, stages))
 
 

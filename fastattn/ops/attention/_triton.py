@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from fastattn.ops.attention import _triton_launch
-from fastattn.ops.attention._triton_launch import Problem, why_not_heads
+from fastattn.ops.attention._triton_launch import Problem, dense, why_not_heads
 from fastattn.ops.attention.reference import AttentionConfig, empty_like_heads, empty_output
 
 
@@ -71,8 +71,8 @@ def bwd(
         weights = lse.new_empty(shape)
         _triton_launch.weights(problem, lse, lse_low, weights)
         weight_sums = (weights * grad_weights).sum(-1)
-    if grad_output is None:
-        grad_output = output.new_zeros(()).expand(output.shape)
+        grad_weights = dense(grad_weights)
+    grad_output = torch.zeros_like(output) if grad_output is None else dense(grad_output)
     grads = [
         empty_like_heads(x) if need else None
         for x, need in zip((query, key, value), needs, strict=False)
@@ -102,7 +102,11 @@ def _problem(
     cfg: AttentionConfig,
 ) -> Problem:
     shape = (*query.shape[:3], key.shape[2])
-    mask = None if attn_mask is None else attn_mask.expand(shape)
+    mask = attn_mask
+    if mask is not None:
+        is_spread = mask.shape[-1] == 1 or mask.stride(-1) == 0
+        mask = (mask[..., :1] if is_spread else dense(mask)).expand(shape)
     return Problem(
-        query, key, value, mask, key_padding_mask, rng_state, None, shape[2], shape[3], *cfg[:6]
-    )
+        *map(dense, (query, key, value)), mask, key_padding_mask, rng_state, None, *shape[2:],
+        *cfg[:6],
+    )  # fmt: skip

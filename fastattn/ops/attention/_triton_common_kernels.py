@@ -3,6 +3,7 @@
 Letters: i indexes queries and j keys, each within its own sequence; "tile" is BLOCK of either.
 A key j is visible to query i if i + diagonal - left <= j <= i + diagonal + right; causal is
 right = 0. Tiles that no query of a block sees are skipped, tiles that all see whole go unmasked.
+The last dimension of every tensor is dense, a mask's dense or broadcast (MASK_COLUMN 0).
 """
 
 from __future__ import annotations
@@ -13,6 +14,11 @@ import triton.language as tl
 LOG2E = tl.constexpr(1.4426950408889634)
 BOOL_MASK = tl.constexpr(1)
 ADDED_MASK = tl.constexpr(2)
+# Arguments that are no reason to compile again: a batch's sizes, and what makes no load wider.
+ANY_VALUE = [
+    *("q_len", "kv_len", "tiles", "left", "right", "last_dropped", "padding_batch"),
+    *("lse_batch", "lse_head", "lse_split", "out_split", "delta_batch", "delta_head"),
+]
 
 
 @triton.jit
@@ -34,13 +40,13 @@ def head_base(x, b, h, start, x_batch, x_head, x_row):
 
 @triton.jit
 def load_tile(
-    x, first, x_row, x_column, rows, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    x, first, x_row, rows, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
     BLOCK: tl.constexpr, CHECKS_ROWS: tl.constexpr,
 ):  # fmt: skip
     """[ROWS, BLOCK] of x [rows, COLUMNS] from row ``first`` on, 0 outside."""
     row = first + tl.arange(0, ROWS)
     column = tl.arange(0, BLOCK)
-    places = x + row.to(tl.int64)[:, None] * x_row + column.to(tl.int64)[None, :] * x_column
+    places = x + row.to(tl.int64)[:, None] * x_row + column[None, :]
     if CHECKS_ROWS:
         inside = (row < rows)[:, None] & (column < COLUMNS)[None, :]
         return tl.load(places, mask=inside, other=0.0)
@@ -51,25 +57,25 @@ def load_tile(
 
 @triton.jit
 def load_visible_tile(
-    x, first, x_row, x_column, padded, rows, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    x, first, x_row, padded, rows, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
     """As ``load_tile``; rows that are padding are selected to zero, whatever they hold."""
     row = first + tl.arange(0, ROWS)
     column = tl.arange(0, BLOCK)
-    places = x + row.to(tl.int64)[:, None] * x_row + column.to(tl.int64)[None, :] * x_column
+    places = x + row.to(tl.int64)[:, None] * x_row + column[None, :]
     inside = ((row < rows) & (padded == 0))[:, None] & (column < COLUMNS)[None, :]
     return tl.load(places, mask=inside, other=0.0)
 
 
 @triton.jit
 def store_tile(
-    x, first, x_row, x_column, rows, values, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    x, first, x_row, rows, values, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
     row = first + tl.arange(0, ROWS)
     column = tl.arange(0, BLOCK)
-    places = x + row.to(tl.int64)[:, None] * x_row + column.to(tl.int64)[None, :] * x_column
+    places = x + row.to(tl.int64)[:, None] * x_row + column[None, :]
     inside = (row < rows)[:, None] & (column < COLUMNS)[None, :]
     tl.store(places, values.to(x.dtype.element_ty), mask=inside)
 
@@ -146,9 +152,9 @@ def query_range(
 
 @triton.jit
 def hide(
-    scores, i, j, q_len, kv_len, diagonal, left, right, mask, mask_row, mask_column, padded,
+    scores, i, j, q_len, kv_len, diagonal, left, right, mask, mask_row, padded,
     IS_EDGE: tl.constexpr, HAS_LEFT: tl.constexpr, HAS_RIGHT: tl.constexpr, MASK: tl.constexpr,
-    HAS_PADDING: tl.constexpr,
+    MASK_COLUMN: tl.constexpr, HAS_PADDING: tl.constexpr,
 ):  # fmt: skip
     """The scores with what ``mask`` adds, -inf where key j is hidden from query i.
 
@@ -156,7 +162,7 @@ def hide(
     hides nothing here and no key is past the end.
     """
     if MASK:
-        places = mask + i.to(tl.int64) * mask_row + j.to(tl.int64) * mask_column
+        places = mask + i.to(tl.int64) * mask_row + j * MASK_COLUMN
         inside = (i < q_len) & (j < kv_len)
         if MASK == ADDED_MASK:
             scores += tl.load(places, mask=inside, other=0.0).to(tl.float32)

@@ -12,6 +12,7 @@ import triton.language as tl
 
 from fastattn._triton.philox import keep_mask
 from fastattn.ops.attention._triton_common_kernels import (
+    ANY_VALUE,
     LOG2E,
     head_base,
     hide,
@@ -26,7 +27,7 @@ from fastattn.ops.attention._triton_common_kernels import (
 )
 
 
-@triton.jit(do_not_specialize=["q_len", "kv_len", "tiles", "left", "right", "last_dropped"])
+@triton.jit(do_not_specialize=ANY_VALUE)
 def _attention_fwd_kernel(
     q,  # [B, Hq, Lq, DK], or packed [T, Hq, DK]; so k, v and output
     k,  # [B, Hk, Lk, DK]
@@ -40,19 +41,19 @@ def _attention_fwd_kernel(
     lse,  # [B, Hq, Lq], or packed [Hq, T]; with SPLITS > 1 [SPLITS, ...]: the maximum
     lse_low,  # as lse; with SPLITS > 1: the sum
     heads, group, q_len, kv_len, tiles,
-    q_batch, q_head, q_row, q_column,
-    k_batch, k_head, k_row, k_column,
-    v_batch, v_head, v_row, v_column,
-    mask_batch, mask_head, mask_row, mask_column,
+    q_batch, q_head, q_row,
+    k_batch, k_head, k_row,
+    v_batch, v_head, v_row,
+    mask_batch, mask_head, mask_row,
     padding_batch, padding_column,
     out_batch, out_head, out_row, out_split,
     lse_batch, lse_head, lse_split,
     scale, left, right, last_dropped, keep_scale,
     DK: tl.constexpr, DV: tl.constexpr, BLOCK_DK: tl.constexpr, BLOCK_DV: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, SPLITS: tl.constexpr,
-    IS_PACKED: tl.constexpr, BOTTOM_RIGHT: tl.constexpr, HAS_LEFT: tl.constexpr,
-    HAS_RIGHT: tl.constexpr, MASK: tl.constexpr, HAS_PADDING: tl.constexpr,
-    DROPS: tl.constexpr, IS_SCALED: tl.constexpr, PRECISION: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, SPLITS: tl.constexpr, IS_PACKED: tl.constexpr,
+    BOTTOM_RIGHT: tl.constexpr, HAS_LEFT: tl.constexpr, HAS_RIGHT: tl.constexpr, MASK: tl.constexpr,
+    MASK_COLUMN: tl.constexpr, HAS_PADDING: tl.constexpr, DROPS: tl.constexpr,
+    IS_SCALED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     program = tl.program_id(0)
     split = program % SPLITS
@@ -85,28 +86,28 @@ def _attention_fwd_kernel(
         whole_begin = tl.minimum(tl.maximum(whole_begin, begin), end)
         whole_end = tl.minimum(tl.maximum(whole_end, whole_begin), end)
 
-    q_tile = load_tile(q, first, q_row, q_column, q_len, BLOCK_M, DK, BLOCK_DK, True)
+    q_tile = load_tile(q, first, q_row, q_len, BLOCK_M, DK, BLOCK_DK, True)
     acc = tl.zeros([BLOCK_M, BLOCK_DV], tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
     highest = tl.full([BLOCK_M], -float("inf"), tl.float32)
     if HAS_LEFT:
         acc, total, highest = _walk(
             acc, total, highest, q_tile, k, v, mask, padding, rng_state, begin, whole_begin, first,
-            bh, q_len, kv_len, diagonal, left, right, k_row, k_column, v_row, v_column, mask_row,
-            mask_column, padding_column, scale, last_dropped, DK, DV, BLOCK_DK, BLOCK_DV, BLOCK_M,
-            BLOCK_N, True, HAS_LEFT, HAS_RIGHT, MASK, HAS_PADDING, DROPS, IS_SCALED, PRECISION,
+            bh, q_len, kv_len, diagonal, left, right, k_row, v_row, mask_row, padding_column, scale,
+            last_dropped, DK, DV, BLOCK_DK, BLOCK_DV, BLOCK_M, BLOCK_N, True, HAS_LEFT, HAS_RIGHT,
+            MASK, MASK_COLUMN, HAS_PADDING, DROPS, IS_SCALED, PRECISION,
         )  # fmt: skip
     acc, total, highest = _walk(
         acc, total, highest, q_tile, k, v, mask, padding, rng_state, whole_begin, whole_end, first,
-        bh, q_len, kv_len, diagonal, left, right, k_row, k_column, v_row, v_column, mask_row,
-        mask_column, padding_column, scale, last_dropped, DK, DV, BLOCK_DK, BLOCK_DV, BLOCK_M,
-        BLOCK_N, False, HAS_LEFT, HAS_RIGHT, MASK, HAS_PADDING, DROPS, IS_SCALED, PRECISION,
+        bh, q_len, kv_len, diagonal, left, right, k_row, v_row, mask_row, padding_column, scale,
+        last_dropped, DK, DV, BLOCK_DK, BLOCK_DV, BLOCK_M, BLOCK_N, False, HAS_LEFT, HAS_RIGHT,
+        MASK, MASK_COLUMN, HAS_PADDING, DROPS, IS_SCALED, PRECISION,
     )  # fmt: skip
     acc, total, highest = _walk(
-        acc, total, highest, q_tile, k, v, mask, padding, rng_state, whole_end, end, first,
-        bh, q_len, kv_len, diagonal, left, right, k_row, k_column, v_row, v_column, mask_row,
-        mask_column, padding_column, scale, last_dropped, DK, DV, BLOCK_DK, BLOCK_DV, BLOCK_M,
-        BLOCK_N, True, HAS_LEFT, HAS_RIGHT, MASK, HAS_PADDING, DROPS, IS_SCALED, PRECISION,
+        acc, total, highest, q_tile, k, v, mask, padding, rng_state, whole_end, end, first, bh,
+        q_len, kv_len, diagonal, left, right, k_row, v_row, mask_row, padding_column, scale,
+        last_dropped, DK, DV, BLOCK_DK, BLOCK_DV, BLOCK_M, BLOCK_N, True, HAS_LEFT, HAS_RIGHT, MASK,
+        MASK_COLUMN, HAS_PADDING, DROPS, IS_SCALED, PRECISION,
     )  # fmt: skip
 
     if not IS_SCALED:
@@ -126,18 +127,19 @@ def _attention_fwd_kernel(
         tl.store(lse + place, sums, mask=i < q_len)
         tl.store(lse_low + place, low_parts, mask=i < q_len)
         acc = acc / tl.where(total == 0.0, 1.0, total)[:, None]
-    store_tile(output, first, out_row, 1, q_len, acc, BLOCK_M, DV, BLOCK_DV)
+    store_tile(output, first, out_row, q_len, acc, BLOCK_M, DV, BLOCK_DV)
 
 
 @triton.jit
 def _walk(
     acc, total, highest, q_tile, k, v, mask, padding, rng_state, begin, end, first, bh, q_len,
-    kv_len, diagonal, left, right, k_row, k_column, v_row, v_column, mask_row, mask_column,
+    kv_len, diagonal, left, right, k_row, v_row, mask_row,
     padding_column, scale, last_dropped,
     DK: tl.constexpr, DV: tl.constexpr, BLOCK_DK: tl.constexpr, BLOCK_DV: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, IS_EDGE: tl.constexpr, HAS_LEFT: tl.constexpr,
-    HAS_RIGHT: tl.constexpr, MASK: tl.constexpr, HAS_PADDING: tl.constexpr, DROPS: tl.constexpr,
-    IS_SCALED: tl.constexpr, PRECISION: tl.constexpr,
+    HAS_RIGHT: tl.constexpr, MASK: tl.constexpr, MASK_COLUMN: tl.constexpr,
+    HAS_PADDING: tl.constexpr, DROPS: tl.constexpr, IS_SCALED: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Keys ``begin`` to ``end``. Unless IS_SCALED, scores stay as Q K^T: the scale, positive then,
     is a factor of the exponent, which saves a product a score."""
@@ -148,21 +150,17 @@ def _walk(
         padded = j
         if HAS_PADDING:
             padded = load_padding(padding, start, padding_column, kv_len, BLOCK_N)
-            k_tile = load_visible_tile(
-                k, start, k_row, k_column, padded, kv_len, BLOCK_N, DK, BLOCK_DK
-            )
-            v_tile = load_visible_tile(
-                v, start, v_row, v_column, padded, kv_len, BLOCK_N, DV, BLOCK_DV
-            )
+            k_tile = load_visible_tile(k, start, k_row, padded, kv_len, BLOCK_N, DK, BLOCK_DK)
+            v_tile = load_visible_tile(v, start, v_row, padded, kv_len, BLOCK_N, DV, BLOCK_DV)
         else:
-            k_tile = load_tile(k, start, k_row, k_column, kv_len, BLOCK_N, DK, BLOCK_DK, IS_EDGE)
-            v_tile = load_tile(v, start, v_row, v_column, kv_len, BLOCK_N, DV, BLOCK_DV, IS_EDGE)
+            k_tile = load_tile(k, start, k_row, kv_len, BLOCK_N, DK, BLOCK_DK, IS_EDGE)
+            v_tile = load_tile(v, start, v_row, kv_len, BLOCK_N, DV, BLOCK_DV, IS_EDGE)
         scores = tl.dot(q_tile, tl.trans(k_tile), input_precision=PRECISION)
         if IS_SCALED:
             scores *= scale
         scores = hide(
             scores, i[:, None], j[None, :], q_len, kv_len, diagonal, left, right, mask, mask_row,
-            mask_column, padded[None, :], IS_EDGE, HAS_LEFT, HAS_RIGHT, MASK, HAS_PADDING,
+            padded[None, :], IS_EDGE, HAS_LEFT, HAS_RIGHT, MASK, MASK_COLUMN, HAS_PADDING,
         )  # fmt: skip
         higher = tl.maximum(highest, tl.max(scores, 1))
         safe = tl.where(higher == -float("inf"), 0.0, higher)
@@ -228,21 +226,22 @@ def _attention_combine_kernel(
     tl.store(output + places, acc.to(output.dtype.element_ty), mask=inside)
 
 
-@triton.jit(do_not_specialize=["q_len", "kv_len", "tiles", "left", "right", "last_dropped"])
+@triton.jit(do_not_specialize=ANY_VALUE)
 def _attention_weights_kernel(
     q, k, mask, padding, rng_state,  # as the forward's
     lse,  # [B, Hq, Lq]
     lse_low,
     weights,  # [B, Hq, Lq, Lk], contiguous
     heads, group, q_len, kv_len, tiles,
-    q_batch, q_head, q_row, q_column,
-    k_batch, k_head, k_row, k_column,
-    mask_batch, mask_head, mask_row, mask_column,
+    q_batch, q_head, q_row,
+    k_batch, k_head, k_row,
+    mask_batch, mask_head, mask_row,
     padding_batch, padding_column,
     scale, left, right, last_dropped, keep_scale,
     DK: tl.constexpr, BLOCK_DK: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-    BOTTOM_RIGHT: tl.constexpr, HAS_LEFT: tl.constexpr, HAS_RIGHT: tl.constexpr,
-    MASK: tl.constexpr, HAS_PADDING: tl.constexpr, DROPS: tl.constexpr, PRECISION: tl.constexpr,
+    BOTTOM_RIGHT: tl.constexpr, HAS_LEFT: tl.constexpr, HAS_RIGHT: tl.constexpr, MASK: tl.constexpr,
+    MASK_COLUMN: tl.constexpr, HAS_PADDING: tl.constexpr, DROPS: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
     """The weights themselves, by a second pass over the scores: one block owns one tile of them."""
     program = tl.program_id(0)
@@ -258,17 +257,17 @@ def _attention_weights_kernel(
     i = first + tl.arange(0, BLOCK_M)
     j = start + tl.arange(0, BLOCK_N)
     padded = j
-    q_tile = load_tile(q, first, q_row, q_column, q_len, BLOCK_M, DK, BLOCK_DK, True)
+    q_tile = load_tile(q, first, q_row, q_len, BLOCK_M, DK, BLOCK_DK, True)
     if HAS_PADDING:
         padding += b.to(tl.int64) * padding_batch
         padded = load_padding(padding, start, padding_column, kv_len, BLOCK_N)
-        k_tile = load_visible_tile(k, start, k_row, k_column, padded, kv_len, BLOCK_N, DK, BLOCK_DK)
+        k_tile = load_visible_tile(k, start, k_row, padded, kv_len, BLOCK_N, DK, BLOCK_DK)
     else:
-        k_tile = load_tile(k, start, k_row, k_column, kv_len, BLOCK_N, DK, BLOCK_DK, True)
+        k_tile = load_tile(k, start, k_row, kv_len, BLOCK_N, DK, BLOCK_DK, True)
     scores = tl.dot(q_tile, tl.trans(k_tile), input_precision=PRECISION) * scale
     scores = hide(
         scores, i[:, None], j[None, :], q_len, kv_len, diagonal, left, right, mask, mask_row,
-        mask_column, padded[None, :], True, HAS_LEFT, HAS_RIGHT, MASK, HAS_PADDING,
+        padded[None, :], True, HAS_LEFT, HAS_RIGHT, MASK, MASK_COLUMN, HAS_PADDING,
     )  # fmt: skip
     row = bh.to(tl.int64) * q_len + i
     high = tl.load(lse + row, mask=i < q_len, other=0.0)

@@ -1,6 +1,7 @@
 """Launches of the attention kernels, for padded batches and packed sequences alike.
 
-Packed tensors come as [B, H, T, D] of batch stride 0, with the offsets of their sequences.
+Packed tensors come as [B, H, T, D] of batch stride 0, with the offsets of their sequences. The last
+dimension of every tensor is dense (see ``dense``), a mask's dense or of stride 0.
 """
 
 from __future__ import annotations
@@ -18,7 +19,6 @@ from fastattn._triton.configs import Config
 MAX_HEAD_DIM = 256
 _MAX_LENGTH = 2**30
 _NO_MASK, _BOOL, _ADDED = range(3)
-_NO_STRIDES = (0, 0, 0, 0)
 
 
 class Problem(NamedTuple):
@@ -62,6 +62,11 @@ class Problem(NamedTuple):
         return (left if left < reach else -1), (right if right < reach else -1)
 
 
+def dense(x: Tensor) -> Tensor:
+    """x with a last dimension of stride 1, copied if need be."""
+    return x if x.stride(-1) == 1 else x.contiguous()
+
+
 def why_not_heads(query: Tensor, key: Tensor, value: Tensor, heads: int, q_len: int) -> str | None:
     """One sentence why the kernels can't take such heads, or None if they can."""
     reason = _triton.why_not("query", query)
@@ -82,7 +87,7 @@ def forward(problem: Problem, output: Tensor, lse: Tensor, lse_low: Tensor) -> N
     packed)."""
     from fastattn.ops.attention._triton_fwd_kernels import _attention_fwd_kernel
 
-    blocks, config = _config(problem, is_backward=False)
+    blocks, config = _config(problem, "forward")
     tiles = _triton.cdiv(problem.q_len, config.block_m)
     programs = tiles * problem.query.shape[0] * problem.heads
     splits = 1
@@ -101,7 +106,7 @@ def forward(problem: Problem, output: Tensor, lse: Tensor, lse_low: Tensor) -> N
         _attention_fwd_kernel, programs * splits, config,
         *_tensors(problem), *results,
         problem.heads, problem.group, problem.q_len, problem.kv_len, tiles,
-        *problem.query.stride(), *problem.key.stride(), *problem.value.stride(),
+        *problem.query.stride()[:3], *problem.key.stride()[:3], *problem.value.stride()[:3],
         *_mask_strides(problem), *out_strides[-4:-1], out_strides[0] if splits > 1 else 0,
         *lse_strides[-3:-1], lse_strides[0] if splits > 1 else 0,
         problem.scale, *problem.sides, *_dropout(problem),
@@ -132,7 +137,7 @@ def weights(problem: Problem, lse: Tensor, lse_low: Tensor, out: Tensor) -> None
     """Fills out [B, Hq, Lq, Lk], contiguous, in any dtype; not for packed sequences."""
     from fastattn.ops.attention._triton_fwd_kernels import _attention_weights_kernel
 
-    blocks, config = _config(problem, is_backward=True)
+    blocks, config = _config(problem, "dq")
     tiles = _triton.cdiv(problem.q_len, config.block_m)
     along = _triton.cdiv(problem.kv_len, config.block_n)
     blocks = {name: blocks[name] for name in ("DK", "BLOCK_DK", "BLOCK_M", "BLOCK_N")}
@@ -141,7 +146,7 @@ def weights(problem: Problem, lse: Tensor, lse_low: Tensor, out: Tensor) -> None
         _attention_weights_kernel, tiles * along * problem.query.shape[0] * problem.heads, config,
         q, k, mask, padding, rng_state, lse, lse_low, out,
         problem.heads, problem.group, problem.q_len, problem.kv_len, tiles,
-        *q.stride(), *k.stride(), *_mask_strides(problem),
+        *q.stride()[:3], *k.stride()[:3], *_mask_strides(problem),
         problem.scale, *problem.sides, *_dropout(problem),
         **blocks, **_pattern(problem), PRECISION=_precision(problem),
     )  # fmt: skip
@@ -169,7 +174,7 @@ def delta(
         output, grad_output, out if grad_lse is None else grad_lse,
         out if weight_sums is None else weight_sums, out, _ends(problem)[0],
         problem.heads, problem.q_len, tiles,
-        *output.stride(), *grad_output.stride(), *out.stride()[:2],
+        *output.stride()[:3], *grad_output.stride()[:3], *out.stride()[:2],
         DV=value_dim, BLOCK_DV=configs.power_of_2(value_dim, 16), BLOCK_M=config.block_m,
         IS_PACKED=problem.ends is not None, HAS_GRAD_LSE=grad_lse is not None,
         HAS_WEIGHT_SUMS=weight_sums is not None,
@@ -194,50 +199,51 @@ def backward(
         _attention_dq_kernel,
     )
 
-    blocks, config = _config(problem, is_backward=True)
-    batch = problem.query.shape[0]
-    q_tiles = _triton.cdiv(problem.q_len, config.block_m)
-    kv_tiles = _triton.cdiv(problem.kv_len, config.block_n)
+    batch, kv_heads = problem.query.shape[0], problem.key.shape[1]
     given = *_tensors(problem), grad_output, lse if grad_weights is None else grad_weights
     strides = (
-        *problem.query.stride(), *problem.key.stride(), *problem.value.stride(),
-        *_mask_strides(problem), *grad_output.stride(),
-        *(_NO_STRIDES if grad_weights is None else grad_weights.stride()), *lse.stride()[:2],
+        *problem.query.stride()[:3], *problem.key.stride()[:3], *problem.value.stride()[:3],
+        *_mask_strides(problem), *grad_output.stride()[:3],
+        *_three_strides(grad_weights), *lse.stride()[:2],
     )  # fmt: skip
     scalars = problem.scale, *problem.sides, *_dropout(problem)
     constants = {
-        **blocks, **_pattern(problem), "IS_PACKED": problem.ends is not None,
+        **_pattern(problem), "IS_PACKED": problem.ends is not None,
         "HAS_GRAD_WEIGHTS": grad_weights is not None, "PRECISION": _precision(problem),
     }  # fmt: skip
     if grad_query is not None or grad_scores is not None:
+        blocks, config = _config(problem, "dq")
+        tiles = _triton.cdiv(problem.q_len, config.block_m)
         dq = torch.empty_like(problem.query) if grad_query is None else grad_query
         _triton.launch(
-            _attention_dq_kernel, q_tiles * batch * problem.heads, config,
+            _attention_dq_kernel, tiles * batch * problem.heads, config,
             *given, lse, lse_low, delta, dq, lse if grad_scores is None else grad_scores,
-            problem.heads, problem.group, problem.q_len, problem.kv_len, q_tiles,
+            problem.heads, problem.group, problem.q_len, problem.kv_len, tiles,
             *strides, *dq.stride()[:3], *scalars,
-            **constants, WANTS_SCORES=grad_scores is not None,
+            **blocks, **constants, WANTS_SCORES=grad_scores is not None,
         )  # fmt: skip
     if grad_key is not None or grad_value is not None:
+        blocks, config = _config(problem, "dkdv")
+        tiles = _triton.cdiv(problem.kv_len, config.block_n)
         dk, dv = (lse if x is None else x for x in (grad_key, grad_value))
-        kv_heads = problem.key.shape[1]
         _triton.launch(
-            _attention_dkdv_kernel, kv_tiles * batch * kv_heads, config,
+            _attention_dkdv_kernel, tiles * batch * kv_heads, config,
             *given, lse, lse_low, delta, dk, dv,
-            kv_heads, problem.group, problem.q_len, problem.kv_len, kv_tiles,
+            kv_heads, problem.group, problem.q_len, problem.kv_len, tiles,
             *strides, *_three_strides(grad_key), *_three_strides(grad_value), *scalars,
-            **constants, WANTS_K=grad_key is not None, WANTS_V=grad_value is not None,
+            **blocks, **constants, WANTS_K=grad_key is not None, WANTS_V=grad_value is not None,
         )  # fmt: skip
 
 
-def _config(problem: Problem, *, is_backward: bool) -> tuple[dict[str, int], Config]:
+def _config(problem: Problem, kernel: str) -> tuple[dict[str, int], Config]:
     head_dim, value_dim = problem.query.shape[-1], problem.value.shape[-1]
     block_dk, block_dv, config = configs.attention(
+        kernel,
         head_dim,
         value_dim,
         problem.query.dtype.itemsize,
         _triton.arch(problem.query),
-        is_backward=is_backward,
+        is_heavy=problem.mask is not None or _triton.drops(problem.dropout_p),
         q_len=problem.q_len,
     )
     constants = {
@@ -262,8 +268,10 @@ def _ends(problem: Problem) -> tuple[Tensor, Tensor]:
 
 
 def _mask_strides(problem: Problem) -> tuple[int, ...]:
-    mask = _NO_STRIDES if problem.mask is None else problem.mask.stride()
-    return (*mask, *((0, 0) if problem.padding is None else problem.padding.stride()))
+    return (
+        *_three_strides(problem.mask),
+        *((0, 0) if problem.padding is None else problem.padding.stride()),
+    )
 
 
 def _three_strides(x: Tensor | None) -> tuple[int, ...]:
@@ -280,7 +288,9 @@ def _pattern(problem: Problem) -> dict[str, Any]:
     left, right = problem.sides
     return {
         "BOTTOM_RIGHT": problem.bottom_right, "HAS_LEFT": left >= 0, "HAS_RIGHT": right >= 0,
-        "MASK": problem.mask_kind, "HAS_PADDING": problem.padding is not None,
+        "MASK": problem.mask_kind,
+        "MASK_COLUMN": 0 if problem.mask is None else problem.mask.stride(-1),
+        "HAS_PADDING": problem.padding is not None,
         "DROPS": _triton.drops(problem.dropout_p),
     }  # fmt: skip
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from fastattn.ops.attention import _triton_launch
-from fastattn.ops.attention._triton_launch import Problem, why_not_heads
+from fastattn.ops.attention._triton_launch import Problem, dense, why_not_heads
 from fastattn.ops.attention.varlen_reference import VarlenConfig
 
 
@@ -63,8 +63,7 @@ def bwd(
     """Gradients of query, key and value as ``varlen_reference.bwd``, None where not needed."""
     problem = _problem(query, key, value, cu_seqlens_q, cu_seqlens_k, rng_state, cfg)
     sequences = cu_seqlens_q.shape[0] - 1
-    if grad_output is None:
-        grad_output = output.new_zeros(()).expand(output.shape)
+    grad_output = torch.zeros_like(output) if grad_output is None else dense(grad_output)
     grads = [
         x.new_empty(x.shape) if need else None
         for x, need in zip((query, key, value), needs, strict=True)
@@ -96,7 +95,7 @@ def _problem(
     cfg: VarlenConfig,
 ) -> Problem:
     sequences = cu_seqlens_q.shape[0] - 1
-    packed = (_spread(x, sequences) for x in (query, key, value))
+    packed = (_spread(dense(x), sequences) for x in (query, key, value))
     ends = tuple(x.contiguous() for x in (cu_seqlens_q, cu_seqlens_k))
     lengths = min(cfg.max_seqlen_q, query.shape[0]), min(cfg.max_seqlen_k, key.shape[0])
     return Problem(*packed, None, None, rng_state, ends, *lengths, *cfg[:6])
