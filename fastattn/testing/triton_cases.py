@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -60,7 +60,7 @@ def cases() -> Iterator[Case]:
             yield Case("rows", dtype, columns, partial(_rows, dtype, columns))
 
 
-ATTENTION = {
+ATTENTION: dict[str, dict[str, Any]] = {
     "causal": {"is_causal": True},
     "masked": {"mask": torch.bool, "pads": True, "dropout_p": 0.1},
     "biased": {"mask": torch.float32, "window": (128, 0), "wants_mask": True},

@@ -147,15 +147,9 @@ def _read_nvidia(built: Any) -> tuple[int, int, dict[str, int]]:
 
 def _read_amd(built: Any) -> tuple[int, int, dict[str, int]]:
     code = built.asm["amdgcn"]
-    numbers = {
-        name: int(re.search(rf"\.{name}:\s*(\d+)", code)[1])
-        for name in ("vgpr_count", "private_segment_fixed_size")
-    }
-    return (
-        numbers["vgpr_count"],
-        numbers["private_segment_fixed_size"],
-        _count(code, r"\bv_(mfma|wmma)_"),
-    )
+    found = dict(re.findall(r"\.(vgpr_count|private_segment_fixed_size):\s*(\d+)", code))
+    registers, stack = found["vgpr_count"], found["private_segment_fixed_size"]
+    return int(registers), int(stack), _count(code, r"\bv_(mfma|wmma)_")
 
 
 def _count(code: str, pattern: str) -> dict[str, int]:
