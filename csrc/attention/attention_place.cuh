@@ -109,12 +109,11 @@ struct KeyBits {
     word[0] = rows_left(at.kv_len, first);
     word[1] = rows_left(at.kv_len, first + 32);
     if (!p.padding) return;
-    const unsigned heads = p.heads, batch = block_index_again() / heads % p.batch;
     FA_UNROLL
     for (int n = 0; n < 2; ++n) {
       const int lane = threadIdx.x & 31, key = first + 32 * n + lane;
       const bool there = word[n] >> lane & 1;
-      const uint8_t* padding = p.padding + batch * p.padding_batch;
+      const uint8_t* padding = p.padding + at.batch * p.padding_batch;
       word[n] = __ballot_sync(~0u, there && padding[key * p.padding_key] == 0);
     }
   }
