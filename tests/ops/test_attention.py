@@ -195,6 +195,28 @@ def test_leading_dimensions_broadcast_as_torch(backend, q, kv, mask):
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize(
+    "q, k, v",
+    [
+        ((2, 1, 3, 4), (2, 5, 7, 4), (2, 5, 7, 6)),
+        ((2, 5, 3, 4), (2, 1, 7, 4), (2, 5, 7, 6)),
+        ((2, 5, 3, 4), (2, 5, 7, 4), (1, 7, 6)),
+        ((3, 4), (2, 5, 7, 4), (2, 5, 7, 6)),
+        ((2, 1, 3, 4), (7, 4), (5, 7, 6)),
+    ],
+)
+def test_heads_broadcast_as_torch(backend, q, k, v):
+    inputs = Inputs()
+    given = [inputs.normal(*shape).requires_grad_() for shape in (q, k, v)]
+    expected = F.scaled_dot_product_attention(*given)
+    found = run_on(backend, attention, *given)
+    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(
+        torch.autograd.grad(found.sum(), given), torch.autograd.grad(expected.sum(), given)
+    )
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
 def test_results_lie_with_heads_last(backend, dtype):
     """Output and gradients are [B, L, H, D] in memory, so that merging the heads copies nothing."""

@@ -19,6 +19,8 @@ def to_four_dims(
         check_floating(name, x)
         if x.dim() < 2:
             raise ValueError(f"{name} is {describe(x)}; [..., H, L, D] or [L, D] is accepted")
+    if max(query.dim(), key.dim(), value.dim()) > 3:
+        query, key, value = _broadcast_heads(query, key, value)
     if query.dim() == key.dim() == value.dim() == 4:
         if query.shape[0] == key.shape[0] == value.shape[0]:
             return query, key, value, _maskto_four_dims(attn_mask), None
@@ -40,6 +42,20 @@ def to_four_dims(
         attn_mask = _flatten_mask(attn_mask, batch)
     q, k, v = (x.reshape(-1, *x.shape[-3:]) if x.dim() != 4 else x for x in (q, k, v))
     return q, k, v, attn_mask, shape
+
+
+def _broadcast_heads(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """One head of a query, or of key or value alone, serves all; of both the kernels know it."""
+    q_heads, k_heads, v_heads = (x.shape[-3] if x.dim() > 2 else 1 for x in (query, key, value))
+    if k_heads != v_heads and 1 in (k_heads, v_heads):
+        k_heads = max(k_heads, v_heads)
+        key, value = _with_heads(key, k_heads), _with_heads(value, k_heads)
+    return _with_heads(query, k_heads) if q_heads == 1 != k_heads else query, key, value
+
+
+def _with_heads(x: Tensor, heads: int) -> Tensor:
+    x = _pad_dims(x, 3)
+    return x.expand(*x.shape[:-3], heads, *x.shape[-2:])
 
 
 def _pad_dims(x: Tensor, least: int) -> Tensor:
