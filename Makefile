@@ -17,13 +17,15 @@ BUILD_REQUIRES := $(shell sed -n 's/^requires = \[\(.*\)\]/\1/p' pyproject.toml 
 CSRC := $(shell find csrc)
 CXX_FILES := $(filter %.h %.cpp %.cuh,$(CSRC))
 GPU := $(wildcard /dev/nvidia0)
+EMULATED := tests/ops -m 'not gpu' -k 'emulator and not compile and not export'
 
-.PHONY: help setup train test test-triton test-full sanitize bench docs lint format clean distclean
+.PHONY: help setup train test test-triton test-emulator test-full sanitize bench docs lint format clean distclean
 
 help:
 	@echo 'make train       a Transformer learns to translate: prepare, train, translate, score, draw'
 	@echo 'make test        the tests; make test-full: the slow ones as well'
 	@echo 'make test-triton the Triton kernels, interpreted on the CPU'
+	@echo 'make test-emulator  the CUDA kernels on the CPU, in other orders and under sanitizers'
 	@echo 'make sanitize    of these only the kernels under AddressSanitizer and UBSan'
 	@echo 'make bench       the benchmarks'
 	@echo 'make docs        the documentation, in site/'
@@ -46,6 +48,15 @@ test-triton: setup
 test-full: setup
 	OMP_NUM_THREADS=1 TRITON_INTERPRET=1 $(PY) -m pytest -m triton -n $(TEST_JOBS) $(TEST_ARGS)
 	OMP_NUM_THREADS=1 $(PY) -m pytest $(if $(GPU),,-m 'not gpu') -n $(TEST_JOBS) $(TEST_ARGS)
+	$(MAKE) test-emulator
+
+# The CUDA kernels on emulated threads: other orders of threads, other cards' paths, and sanitizers.
+test-emulator: setup
+	OMP_NUM_THREADS=1 FASTATTN_EMULATOR_ORDER=reverse FASTATTN_EMULATOR_ARCH=750 $(PY) -m pytest $(EMULATED) -n $(TEST_JOBS) $(TEST_ARGS)
+	OMP_NUM_THREADS=1 FASTATTN_EMULATOR_ORDER=17 FASTATTN_EMULATOR_ARCH=700 $(PY) -m pytest $(EMULATED) -n $(TEST_JOBS) $(TEST_ARGS)
+	OMP_NUM_THREADS=1 FASTATTN_EMULATOR_SANITIZE=address,undefined ASAN_OPTIONS=detect_leaks=0 \
+	  LD_PRELOAD="$$(c++ -print-file-name=libasan.so) $$(c++ -print-file-name=libubsan.so)" \
+	  $(PY) -m pytest $(EMULATED) -n $(TEST_JOBS) $(TEST_ARGS)
 
 sanitize: setup
 	OMP_NUM_THREADS=1 $(PY) -m pytest tests/native/test_sanitizers.py -n $(TEST_JOBS) $(TEST_ARGS)

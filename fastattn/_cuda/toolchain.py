@@ -15,6 +15,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,10 +25,11 @@ from fastattn._cuda import headers, sources
 from fastattn._cuda.folder import cache_folder
 
 _FLAGS = (
-    "-std=c++17 -O1 -fPIC -fvisibility=hidden -fno-gnu-unique -ffp-contract=off -fno-math-errno "
+    "-std=c++17 -O1 -fPIC -fvisibility=hidden -ffp-contract=off -fno-math-errno "
     "-Wall -Wextra -Wno-unknown-pragmas -Wno-unused-parameter -DFASTATTN_EMULATOR=1"
 ).split()
 _CORE = ("fiber", "collectives", "shared_memory", "launch")
+_KEPT_SECONDS = 14 * 24 * 3600
 _LANGUAGE = "emulator/cuda_language.h"
 _HEADERS = (("cuda_fp16.h", "vector_types.h"), ("crt/host_defines.h", None), ("nv/target", None))
 
@@ -103,7 +105,16 @@ def _folder(state: list[str]) -> Path:
     key = hashlib.sha256("\0".join(state).encode()).hexdigest()[:16]
     folder = cache_folder() / "emulator" / key
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    os.utime(folder)
+    _forget_old(folder.parent)
     return folder
+
+
+def _forget_old(parent: Path) -> None:
+    """Remove what no process has used for long: every change of the emulator leaves some 40 MB."""
+    for folder in parent.iterdir():
+        if time.time() - folder.stat().st_mtime > _KEPT_SECONDS:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _build_core(tools: Toolchain, core: list[str]) -> None:
@@ -121,8 +132,10 @@ def compile_to(tools: Toolchain, target: Path, arguments: list[str]) -> None:
     """
     handle, name = tempfile.mkstemp(dir=target.parent, prefix=".", suffix=target.suffix)
     os.close(handle)
+    # The compiler itself has no use for a sanitizer's library.
+    environment = {k: v for k, v in os.environ.items() if k != "LD_PRELOAD"}
     result = subprocess.run(
-        [*tools.command, *arguments, "-o", name], capture_output=True, text=True
+        [*tools.command, *arguments, "-o", name], env=environment, capture_output=True, text=True
     )
     if result.returncode != 0:
         os.unlink(name)

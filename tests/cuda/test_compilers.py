@@ -1,4 +1,4 @@
-"""nvcc, where there is one, takes the same sources as NVRTC, and warns of nothing."""
+"""Compilers that users may bring: nvcc for kernels, clang for the emulator; without a warning."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ import subprocess
 import pytest
 
 from fastattn._cuda import catalog, sources
+from tests.cuda.kernels import run_python
 
-NVCC = shutil.which("nvcc")
+NVCC, CLANG = shutil.which("nvcc"), shutil.which("clang++")
 
 
 @pytest.mark.skipif(NVCC is None, reason="no nvcc here; NVRTC, which users run, is tested always")
@@ -26,3 +27,12 @@ def test_nvcc_takes_the_sources(tmp_path, op):
     result = subprocess.run(command, capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
     assert not re.search("warning", result.stderr), result.stderr
+
+
+@pytest.mark.skipif(CLANG is None, reason="no clang++ here; g++ is tested always")
+@pytest.mark.slow
+def test_clang_builds_the_emulator():
+    code = "from tests.cuda.kernels import run_fault\nprint(run_fault('none').sum().item())"
+    result = run_python(code, CXX="clang++")
+    assert result.returncode == 0, result.stderr
+    assert float(result.stdout) == 64 * 63 * 32 + 63 * 32 and not result.stderr
