@@ -4,6 +4,7 @@
 #   TORCH_INDEX  the index torch comes from; empty: tools/install_torch.py chooses by the machine
 #   DATA, RUN, TRAIN_ARGS    make train: the corpus folder, the run's name, further options
 #   TEST_ARGS, TEST_JOBS     make test: further options of pytest, processes
+#   GPU_ARGS     make gpu: options of benchmarks/gpu.py
 #   BENCH_ARGS   make bench: further options of pytest, such as --long
 PYTHON ?= python3
 VENV ?= .venv
@@ -28,6 +29,7 @@ help:
 	@echo 'make test-emulator  the CUDA kernels on the CPU, in other orders and under sanitizers'
 	@echo 'make sanitize    of these only the kernels under AddressSanitizer and UBSan'
 	@echo 'make bench       the benchmarks'
+	@echo 'make gpu         with a GPU: tests, comparisons, speed, a model; GPU_ARGS=--dry-run plans only'
 	@echo 'make docs        the documentation, in site/'
 	@echo 'make lint        the style checks; make format: repair what can be'
 	@echo 'make setup       only the virtual environment $(VENV)'
@@ -63,6 +65,9 @@ sanitize: setup
 
 bench: setup
 	$(PY) -m pytest benchmarks --benchmark-only $(BENCH_ARGS)
+
+gpu: setup
+	$(PY) -m benchmarks.gpu $(GPU_ARGS)
 
 lint: setup
 	$(PY) -m ruff check .
