@@ -45,6 +45,19 @@ def test_more_of_the_matrix(case, backend):
     run_case(case, backend)
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize(
+    ("columns", "dtype", "residual"),
+    [(1027, torch.float32, "same"), (4096, torch.float32, "none"), (4097, torch.float32, "same"),
+     (8192, torch.float16, "fp32")],
+    ids=str,
+)  # fmt: skip
+def test_long_rows(backend, columns, dtype, residual):
+    """Longer than what a warp, or a block, of a GPU holds of a row."""
+    case = {"shape": (11, columns), "dtype": dtype, "residual": residual, "dropout_p": 0.3}
+    run_case({**DEFAULTS, **case, "outputs": ("out", "sum")}, backend)
+
+
 def run_case(case: dict, backend: str) -> None:
     inputs, shape, dtype, p = Inputs(), case["shape"], case["dtype"], case["dropout_p"]
     kinds = {"same": dtype, "fp32": torch.float32, "bf16": torch.bfloat16}

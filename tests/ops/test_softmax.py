@@ -47,6 +47,14 @@ def test_more_of_the_matrix(case, backend):
     run_case(case, backend)
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("mask", ["none", "bool-dead-rows", "float-inf"])
+@pytest.mark.parametrize("columns", [1027, 4096, 4099])
+def test_long_rows(backend, mask, columns):
+    """Longer than what a warp, or a block, of a GPU holds of a row."""
+    run_case({**DEFAULTS, "shape": (5, columns), "mask": mask, "scale": 0.3}, backend)
+
+
 def run_case(case: dict, backend: str) -> None:
     inputs, shape, dtype = Inputs(), case["shape"], case["dtype"]
     x = inputs.normal(*shape, dtype=dtype, layout=case["layout"])

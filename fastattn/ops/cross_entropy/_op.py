@@ -22,9 +22,11 @@ register_backends(
     "linear_cross_entropy",
     {
         "cpu": "fastattn.ops.cross_entropy._cpu",
+        "cuda": "fastattn.ops.cross_entropy._cuda",
         "triton": "fastattn.ops.cross_entropy._triton",
         "torch": "fastattn.ops.cross_entropy._torch",
         "reference": "fastattn.ops.cross_entropy.reference",
+        "emulator": "fastattn.ops.cross_entropy._emulator",
     },
 )
 

@@ -23,9 +23,11 @@ register_backends(
     "add_layer_norm",
     {
         "cpu": "fastattn.ops.layer_norm._cpu",
+        "cuda": "fastattn.ops.layer_norm._cuda",
         "triton": "fastattn.ops.layer_norm._triton",
         "torch": "fastattn.ops.layer_norm._torch",
         "reference": "fastattn.ops.layer_norm.reference",
+        "emulator": "fastattn.ops.layer_norm._emulator",
     },
 )
 

@@ -16,9 +16,11 @@ register_backends(
     "softmax",
     {
         "cpu": "fastattn.ops.softmax._cpu",
+        "cuda": "fastattn.ops.softmax._cuda",
         "triton": "fastattn.ops.softmax._triton",
         "torch": "fastattn.ops.softmax._torch",
         "reference": "fastattn.ops.softmax.reference",
+        "emulator": "fastattn.ops.softmax._emulator",
     },
 )
 
