@@ -7,7 +7,7 @@ a product with D columns takes D / 32 of them.
 
 from __future__ import annotations
 
-from fastattn._cuda import Kernel
+from fastattn._cuda import Kernel, catalog
 from tools.gates.table import Gate
 
 _PIECE = 8 << 10  # bytes of shared memory
@@ -49,6 +49,22 @@ def _attention(arch: int, type_name: str, dim: int, option: str, **limits) -> li
     return gates
 
 
+def _rows(arch: int) -> list[Gate]:
+    """The default sets of the ops over rows: no spills, and other blocks while one waits.
+
+    LayerNorm's backward holds xhat, the gradient and two sums of 32 columns a thread.
+    """
+    return [
+        Gate(
+            kernel.name.removeprefix("fa::").removesuffix(">").replace("<", " "),
+            kernel,
+            arch,
+            blocks=2 if "layer_norm_backward" in kernel.name else 4,
+        )
+        for kernel in catalog.kernels(arch, ("add_layer_norm", "softmax", "linear_cross_entropy"))
+    ]
+
+
 def _all() -> list[Gate]:
     gates = []
     for type_name in ("float", "__half"):
@@ -63,7 +79,7 @@ def _all() -> list[Gate]:
         gates += _attention(60, type_name, 64, "bias", blocks=2, share=0.7)
         gates += _attention(60, type_name, 64, "dropout", blocks=2, share=(0.65, 0.55))
         gates += _attention(60, type_name, 128, "causal", blocks=(1, 2))
-    return gates
+    return gates + _rows(60)
 
 
 GATES = _all()
