@@ -56,7 +56,7 @@ class Library:
 
 def test_the_test_extra_s_compiler_is_found():
     library, arch = nvrtc.choose(60)
-    assert (library.version, arch) == ((12, 9), 60)
+    assert (library.version[0], arch) == (12, 60)
     assert (library.headers() / "cuda_fp16.h").is_file()
 
 
@@ -261,7 +261,7 @@ def test_the_command_compiles_the_default_sets(cache, capsys):
         ("--arch=60", "--arch: '60' is no architecture such as sm_60"),
         ("--arch=sm_60 --jobs=0", "--jobs: '0' is no positive number"),
         ("--arch=sm_60 --ops=x --jobs=1", "ops: 'x' has no CUDA kernels; accepted are "),
-        ("--arch=sm_20 --jobs=1", "no NVRTC here compiles for sm_20 (NVRTC 12.9 knows sm_50"),
+        ("--arch=sm_20 --jobs=1", "no NVRTC here compiles for sm_20 (NVRTC 12."),
         ("", "the following arguments are required: --arch"),
     ],
 )
