@@ -15,7 +15,7 @@ from fastattn.ops.attention.reference import AttentionConfig, empty_like_heads, 
 
 _TYPES = {torch.float32: "float", torch.float16: "__half", torch.bfloat16: "__nv_bfloat16"}
 _TILE, _THREADS, _PIECE = 64, 128, 8 << 10  # of csrc/attention/attention_tile.cuh
-_LONGEST = 1 << 29  # kernels count positions in 32 bits
+_LONGEST, _FARTHEST = 1 << 29, (1 << 31) - 1  # kernels count positions in 32 bits
 _NO_MASK, _BOOL_MASK, _OWN_MASK, _FLOAT_MASK = range(4)
 _TENSOR = "P2q4i"
 _TENSORS = (
@@ -67,13 +67,16 @@ def _kernel(file: str, name: str, switches: tuple[bool, ...] = (), pieces: int =
 _cuda.register_kernels("attention", _default_set)
 
 
-def unsupported(query: Tensor, key: Tensor) -> str | None:
+def unsupported(query: Tensor, key: Tensor, value: Tensor) -> str | None:
     """One sentence why the kernels can't run a call on any card, or None."""
     if query.dtype not in _TYPES:
         return f"query is {query.dtype}; float32, float16 and bfloat16 have CUDA C++ kernels"
-    longest = max(query.shape[-2], key.shape[-2])
+    longest = max(query.shape[2], key.shape[2])
     if longest > _LONGEST:
         return f"the sequences have up to {longest} tokens; the kernels count to {_LONGEST}"
+    farthest = max(stride for x in (query, key, value) for stride in x.stride()[2:])
+    if farthest > _FARTHEST:
+        return f"tokens lie {farthest} elements apart; the kernels accept up to {_FARTHEST}"
     return None
 
 
@@ -87,7 +90,7 @@ def why_not(
     cfg: AttentionConfig,
 ) -> str | None:
     """One sentence why this backend can't run the call, or None if it can."""
-    return _cuda.why_not_on(query.device) or unsupported(query, key)
+    return _cuda.why_not_on(query.device) or unsupported(query, key, value)
 
 
 def fwd(

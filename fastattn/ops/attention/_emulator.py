@@ -21,4 +21,4 @@ def why_not(
     cfg: AttentionConfig,
 ) -> str | None:
     """One sentence why this backend can't run the call, or None if it can."""
-    return emulator.why_not_on(query.device) or unsupported(query, key)
+    return emulator.why_not_on(query.device) or unsupported(query, key, value)

@@ -17,8 +17,10 @@ register_backends(
     "varlen_attention",
     {
         "cpu": "fastattn.ops.attention._varlen_cpu",
+        "cuda": "fastattn.ops.attention._varlen_cuda",
         "triton": "fastattn.ops.attention._varlen_triton",
         "reference": "fastattn.ops.attention.varlen_reference",
+        "emulator": "fastattn.ops.attention._varlen_emulator",
     },
 )
 
