@@ -6,8 +6,10 @@ and the peer alternate, the first of one round last in the next, and every figur
 - 1 thread: CPU time of the process, the steadiest figure on a shared machine;
 - all threads: wall time of the rounds in which the process was not preempted.
 
-Memory: ``buffers="reused"`` lets malloc keep what is freed, so that neither side pays page faults;
-``"fresh"`` gives every large buffer back, so that both pay them. Page faults are counted.
+Memory: with ``buffers="usual"`` malloc does what it does in any program: glibc keeps freed blocks
+of up to 32 MB and gives larger ones back, which then cost page faults again. ``"reused"`` lets it
+keep all that is freed, so that neither side pays them; ``"fresh"`` gives every block above 64 kB
+back, so that both do. Page faults are counted.
 """
 
 from __future__ import annotations
@@ -25,6 +27,13 @@ import torch
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_MMAP_MAX = -1, -3, -4
 _KEEP_ALL = 2**31 - 1
+# M_MMAP_MAX, M_MMAP_THRESHOLD, M_TRIM_THRESHOLD. The thresholds grow as blocks are freed: "usual"
+# is what they have grown to once one of 32 MB was, glibc's DEFAULT_MMAP_THRESHOLD_MAX.
+_MALLOC = {
+    "usual": (2**16, 32 << 20, 64 << 20),
+    "reused": (0, 64 << 10, _KEEP_ALL),
+    "fresh": (2**16, 64 << 10, 64 << 10),
+}
 _SLOW = 2.0  # seconds; of rounds longer than that few have to do
 
 
@@ -55,14 +64,13 @@ class Comparison:
 
 
 def set_malloc(buffers: str) -> None:
-    """Whether glibc keeps freed large blocks ("reused") or returns them ("fresh")."""
+    """What glibc does with freed blocks: "usual", "reused" or "fresh" (see above)."""
     if platform.libc_ver()[0] != "glibc":
         return
     libc = ctypes.CDLL(None)
-    reused = buffers == "reused"
-    libc.mallopt(_M_MMAP_MAX, 0 if reused else 2**16)
-    libc.mallopt(_M_MMAP_THRESHOLD, 64 * 1024)
-    libc.mallopt(_M_TRIM_THRESHOLD, _KEEP_ALL if reused else 64 * 1024)
+    parameters = (_M_MMAP_MAX, _M_MMAP_THRESHOLD, _M_TRIM_THRESHOLD)
+    for parameter, value in zip(parameters, _MALLOC[buffers], strict=True):
+        libc.mallopt(parameter, value)
 
 
 @contextmanager
@@ -80,7 +88,7 @@ def compare(
     peer: Callable[[], object],
     *,
     seconds: float,
-    buffers: str = "reused",
+    buffers: str = "usual",
 ) -> Comparison:
     """Time both, alternating: for ``seconds`` in all, and at least for a few rounds.
 

@@ -133,7 +133,7 @@ def draw_chart(result: dict, path: Path) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    rows = [row for row in result["rows"] if row["buffers"] == "reused"][::-1]
+    rows = [row for row in result["rows"] if row["buffers"] in ("usual", "reused")][::-1]
     rows = [row for row in rows if not row["peer"].endswith("compiled")]
     figure, axes = pyplot.subplots(figsize=(10, 0.36 * len(rows) + 1.5), layout="constrained")
     for shift, key, colour, label in (
@@ -145,7 +145,7 @@ def draw_chart(result: dict, path: Path) -> None:
     goals = [(row["reach"], place) for place, row in enumerate(rows) if row["reach"]]
     axes.scatter(*zip(*goals, strict=True), s=160, marker="|", color="black", label="to reach")
     axes.axvline(1, color="black", linewidth=0.8)
-    axes.set_yticks(range(len(rows)), [row["name"] for row in rows], fontsize=8)
+    axes.set_yticks(range(len(rows)), [_bar_label(row) for row in rows], fontsize=8)
     axes.set_ylim(-0.7, len(rows) - 0.3)
     axes.set_xlabel("torch's time / ours: above 1, ours is faster")
     machine = result["machine"]
@@ -169,6 +169,10 @@ def _case(row: dict) -> str:
         f"{row['name']} (extra memory {row['memory_ratio']:.1f} times less, to reach "
         f"{row['memory_reach']:.1f})"
     )
+
+
+def _bar_label(row: dict) -> str:
+    return row["name"] if row["buffers"] == "usual" else f"{row['name']} ({row['buffers']} buffers)"
 
 
 def _ratio(value: float) -> str:

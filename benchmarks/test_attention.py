@@ -139,6 +139,7 @@ def test_forward_and_backward(race, shape, dropout_p, mask, reach):
         reach=reach,
         check=check,
         limit=_limit(shape, 0.5 if causal else 1.0, products=7, exps=2),
+        buffers=("usual", "reused") if dropout_p else ("usual",),
     )
 
 

@@ -41,6 +41,7 @@ def test_add_layer_norm(race, mode, dropout_p, reach):
         peer,
         peer_name="torch dropout, add, layer_norm" if dropout_p else "torch add, layer_norm",
         reach=reach,
+        buffers=("reused", "usual"),
         check=lambda: assert_all_agree(names, run(add_layer_norm, 0.0), run(torchs, 0.0)),
         limit=_limit(x.nbytes, trains, dropout_p),
     )

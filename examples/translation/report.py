@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 HERE = Path(__file__).parent
@@ -19,23 +19,23 @@ BEGIN = "<!-- measured: made by python -m examples.translation.report -->"
 END = "<!-- /measured -->"
 
 
-def table(results: Sequence[dict]) -> str:
-    """A row a run, least training first, and beneath it what they have in common."""
+def table(results: Mapping[str, dict]) -> str:
+    """A row a run by its name, least training first, and beneath it what they have in common."""
     lines = [
-        "| corpus | parameters | minutes | threads | target tokens/s | epochs | sacreBLEU 13a "
-        "| chrF | length ratio |",
-        "|---|---:|---:|---:|---:|---:|---:|---:|---:|",
+        "| run | corpus | parameters | minutes | threads | target tokens/s | epochs "
+        "| sacreBLEU 13a | chrF | length ratio |",
+        "|---|---|---:|---:|---:|---:|---:|---:|---:|---:|",
     ]
-    for result in sorted(results, key=lambda r: r["target_tokens"]):
+    for name, result in sorted(results.items(), key=lambda run: run[1]["target_tokens"]):
         scores = result["scores"]
         lines.append(
-            f"| {result['corpus'].removeprefix('files:')} {result['languages']} "
+            f"| {name} | {result['corpus'].removeprefix('files:')} {result['languages']} "
             f"| {result['parameters'] / 1e6:.1f}M | {result['train_seconds'] / 60:.0f} "
             f"| {result['threads']} | {result['target_tokens_per_second']:,.0f} "
             f"| {result['epochs']:.1f} | {result['sacrebleu_13a']:.1f} | {scores['chrf']:.1f} "
             f"| {scores['length_ratio']:.3f} |"
         )
-    first = results[0]
+    first = next(iter(results.values()))
     machine = first["machine"]
     lines += [
         "",
@@ -45,8 +45,10 @@ def table(results: Sequence[dict]) -> str:
     return "\n".join(lines)
 
 
-def load_results() -> list[dict]:
-    return [json.loads(path.read_text("utf-8")) for path in sorted(HERE.glob("results/*.json"))]
+def load_results() -> dict[str, dict]:
+    """By the file's name without its ending."""
+    paths = sorted(HERE.glob("results/*.json"))
+    return {path.stem: json.loads(path.read_text("utf-8")) for path in paths}
 
 
 def with_table(text: str, measured: str) -> str:
