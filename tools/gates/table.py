@@ -94,8 +94,8 @@ def _with_mix(gate: Gate, found: Measured, cubin: bytes) -> Measured:
             f"{gate.products} products of {gate.product} have {expected}"
         )
     return found._replace(
-        share=one.share(gate.kind),
-        math_share=one.math_share(gate.kind),
+        share=round(one.share(gate.kind), 3),  # as printed
+        math_share=round(one.math_share(gate.kind), 3),
         instructions=one.counts.total(),
         multiplies=multiplies,
         narrow_loads=one.narrow_loads,
