@@ -42,7 +42,7 @@ def main(argv: list[str] | None = None) -> int:
                     f"{words or '-'}",
                     flush=True,
                 )
-                for fault in faults(found, case.dtype):
+                for fault in faults(found, case.dtype, is_low=case.is_low):
                     failed += 1
                     print(f"    gate: {fault}")
     return min(1, failed)

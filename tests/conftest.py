@@ -10,6 +10,8 @@ import fastattn
 CPU_BACKENDS = ("reference", "auto")  # each has to run every call of a module on a CPU
 INTERPRETS = os.environ.get("TRITON_INTERPRET") == "1"
 
+# Minutes of interpreting that make test-full spends: fifty backwards, thousands of blocks.
+SLOW_IF_INTERPRETED = ("flash_attention_359", "25593", "liger_950", "apex_411")
 collect_ignore = ["test_triton_offline.py"] if INTERPRETS else []  # it compiles kernels
 
 if INTERPRETS:
@@ -37,6 +39,8 @@ def pytest_collection_modifyitems(config, items):
         parameters = {} if parameters is None else parameters.params
         if parameters.get("backend") == "triton":
             item.add_marker(pytest.mark.triton)
+            if any(name in item.name for name in SLOW_IF_INTERPRETED):
+                item.add_marker(pytest.mark.slow)
         is_triton = item.get_closest_marker("triton") is not None
         ran = not is_triton or INTERPRETS and not _is_beyond_triton(item, parameters)
         (kept if ran else dropped).append(item)

@@ -23,8 +23,14 @@ QUICK = {
     *(("rows-bfloat16-512", arch) for arch in ("sm_80", "gfx942")),
     ("masked-bfloat16-64", "sm_90"),
 }
-# Kernels that may use stack or local memory, and why: (kernel, architecture, dtype, size).
-MAY_SPILL: dict[tuple[str, str, torch.dtype, int], str] = {}
+# Kernels that may use some stack or local memory, (kernel, case, architecture), and why.
+_WIDE = "products of float32 keep three parts of each factor; at most 32 bytes of them overflow"
+_GROUP = "walks the query heads of a group one by one: 72 bytes a thread"
+MAY_SPILL = {
+    ("attention_dkdv_kernel", "causal-float32-128", "sm_80"): _WIDE,
+    ("attention_dkdv_kernel", "causal-float32-128", "sm_90"): _WIDE,
+    ("attention_dkdv_kernel", "decode-bfloat16-128", "sm_90"): _GROUP,
+}
 
 
 @pytest.mark.parametrize(
@@ -41,8 +47,8 @@ def test_kernels_compile_and_pass_the_gates(label, arch):
     assert launches
     for launch in launches:
         compiled = compile_launch(launch, arch)
-        found = faults(compiled, case.dtype)
-        if (compiled.name, arch, case.dtype, case.size) in MAY_SPILL:
+        found = faults(compiled, case.dtype, is_low=case.is_low)
+        if (compiled.name, label, arch) in MAY_SPILL:
             found = [fault for fault in found if "local memory" not in fault]
         assert not found, f"{launch.name} of {label} on {arch}: {'; '.join(found)}"
 

@@ -68,6 +68,7 @@ _HALF = {
     "forward": {
         "sm_80": {64: (128, 64, 8, 3), 128: (128, 64, 8, 2), 256: (64, 32, 8, 2)},
         "sm_90": {64: (128, 128, 8, 3), 128: (128, 128, 8, 2), 256: (128, 64, 8, 2)},
+        "sm_100": {64: (128, 64, 8, 3), 128: (128, 64, 8, 2), 256: (128, 64, 8, 2)},
         "small": {64: (128, 64, 8, 2), 128: (64, 64, 8, 2), 256: (64, 32, 8, 1)},
         "amd": {64: (128, 64, 4, 1), 128: (128, 64, 4, 1), 256: (64, 32, 8, 1)},
     },
@@ -112,7 +113,7 @@ def attention(
     if arch == INTERPRETER:
         return AttentionConfig(*blocks, Config(32, 32, 4, 1))
     widest = max(64, *blocks)
-    table = _FLOAT32[kernel] if itemsize == 4 else _HALF[kernel][_family(arch)]
+    table = _FLOAT32[kernel] if itemsize == 4 else _tiles(kernel, arch)
     owned, walked, warps, stages = table[widest]
     if is_heavy:
         owned, walked = min(64, owned), min(32 if itemsize == 2 else 16, walked)
@@ -122,6 +123,10 @@ def attention(
         owned, warps = 16, 4
     block_m, block_n = (walked, owned) if kernel == "dkdv" else (owned, walked)
     return AttentionConfig(*blocks, Config(block_m, block_n, warps, stages))
+
+
+def _tiles(kernel: str, arch: str) -> dict[int, tuple[int, int, int, int]]:
+    return _HALF[kernel].get(arch) or _HALF[kernel][_family(arch)]
 
 
 def _family(arch: str) -> str:

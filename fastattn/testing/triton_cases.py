@@ -43,6 +43,10 @@ class Case(NamedTuple):
     def label(self) -> str:
         return f"{self.name}-{str(self.dtype).removeprefix('torch.')}-{self.size}"
 
+    @property
+    def is_low(self) -> bool:
+        return self.name == "decode"
+
     def launches(self, arch: str) -> list[Launch]:
         """One of every kernel that the case launches on ``arch``."""
         with recorded(arch) as found:
@@ -69,8 +73,11 @@ ATTENTION: dict[str, dict[str, Any]] = {
 }
 
 
-def faults(compiled: Compiled, dtype: torch.dtype) -> list[str]:
-    """What the gates have against a kernel, in words; nothing if it passes."""
+def faults(compiled: Compiled, dtype: torch.dtype, *, is_low: bool = False) -> list[str]:
+    """What the gates have against a kernel, in words; nothing if it passes.
+
+    ``is_low``: with one query, a tile is too low for Hopper's and Blackwell's own instructions.
+    """
     found = []
     name = compiled.name.removesuffix("_kernel")
     if compiled.spilled:
@@ -78,6 +85,8 @@ def faults(compiled: Compiled, dtype: torch.dtype) -> list[str]:
     if compiled.shared > SHARED_LIMITS[compiled.arch]:
         found.append(f"{compiled.shared} bytes of shared memory, {compiled.arch} has less")
     wanted = TENSOR_CORES[compiled.arch]
+    if is_low and name == "attention_fwd" and "HMMA" in compiled.tensor:
+        wanted = "HMMA"
     if name in MATRIX_PRODUCTS and dtype.itemsize == 2 and not compiled.tensor.get(wanted):
         found.append(f"no {wanted}, only {compiled.tensor or 'plain instructions'}")
     return found

@@ -187,6 +187,8 @@ def _mend_patching() -> None:
         if languages not in patched:
             patched.add(languages)
             patch(function)
+            # triton 3.3 calls int() on an array, which NumPy 2.4 refuses
+            tl.core.tensor.__index__ = lambda self: int(self.handle.data.item())
         return _Kept()
 
     interpreter._patch_lang = patch_once

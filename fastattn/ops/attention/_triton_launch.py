@@ -212,7 +212,7 @@ def backward(
         "HAS_GRAD_WEIGHTS": grad_weights is not None, "PRECISION": _precision(problem),
     }  # fmt: skip
     if grad_query is not None or grad_scores is not None:
-        blocks, config = _config(problem, "dq")
+        blocks, config = _config(problem, "dq", grad_weights is not None)
         tiles = _triton.cdiv(problem.q_len, config.block_m)
         dq = torch.empty_like(problem.query) if grad_query is None else grad_query
         _triton.launch(
@@ -223,7 +223,7 @@ def backward(
             **blocks, **constants, WANTS_SCORES=grad_scores is not None,
         )  # fmt: skip
     if grad_key is not None or grad_value is not None:
-        blocks, config = _config(problem, "dkdv")
+        blocks, config = _config(problem, "dkdv", grad_weights is not None)
         tiles = _triton.cdiv(problem.kv_len, config.block_n)
         dk, dv = (lse if x is None else x for x in (grad_key, grad_value))
         _triton.launch(
@@ -235,7 +235,9 @@ def backward(
         )  # fmt: skip
 
 
-def _config(problem: Problem, kernel: str) -> tuple[dict[str, int], Config]:
+def _config(
+    problem: Problem, kernel: str, reads_scores: bool = False
+) -> tuple[dict[str, int], Config]:
     head_dim, value_dim = problem.query.shape[-1], problem.value.shape[-1]
     block_dk, block_dv, config = configs.attention(
         kernel,
@@ -243,7 +245,7 @@ def _config(problem: Problem, kernel: str) -> tuple[dict[str, int], Config]:
         value_dim,
         problem.query.dtype.itemsize,
         _triton.arch(problem.query),
-        is_heavy=problem.mask is not None or _triton.drops(problem.dropout_p),
+        is_heavy=reads_scores or problem.mask is not None or _triton.drops(problem.dropout_p),
         q_len=problem.q_len,
     )
     constants = {
