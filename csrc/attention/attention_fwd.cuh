@@ -2,7 +2,7 @@
 //
 // One block of 128 threads per 64 queries of a head and kColumns columns of the output; it walks
 // over the keys 64 at a time (online softmax: Milakov and Gimelshein 2018; Dao et al. 2022) and
-// skips tiles that causal, window or padding hide as a whole. Products: attention_tile.cuh.
+// skips tiles that causal, window or padding hide as a whole. Products: attention_product.cuh.
 //
 // A tile of 64 x 64 costs 64 * 64 * (Dk + kColumns) multiply-adds and reads 64 rows of Q, K and V;
 // Q is read again for every tile (from L2), which leaves the block 16 KB of shared memory. To

@@ -2,7 +2,7 @@
 // causal and window, padding.
 #pragma once
 
-#include "attention/attention_tile.cuh"
+#include "attention/attention_product.cuh"
 
 namespace fa {
 

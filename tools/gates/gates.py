@@ -1,6 +1,6 @@
 """The kernels that are held to limits, and the limits.
 
-Attention: a product of csrc/attention/attention_tile.cuh is 64 x 64 x 32 multiply-adds by 128
+Attention: a product of csrc/attention/attention_product.cuh is 64 x 64 x 32 multiply-adds by 128
 threads, 1024 FFMA a thread, one innermost loop. A pass of the tile loop is 64 queries by 64 keys;
 a product with D columns takes D / 32 of them.
 """
