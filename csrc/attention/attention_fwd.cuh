@@ -107,8 +107,7 @@ __global__ void __launch_bounds__(kAttentionThreads,
     prepare_scores<kBand, kMask, false>(s, p, at, at.head, band, keys, first, key, lane);
     rows.add(s, kMask ? 1.f : p.scale);
     if (kDropout) drop(s, p, at, first, key, lane);
-    const KeyBits again(p, at, not_before(key));
-    multiply_rows<kColumns>(rows.output, s, v, v_start, column, again.word, shared, lane);
+    multiply_rows<kColumns>(rows.output, s, v, v_start, column, keys.word, shared, lane);
   }
 
   rows.finish();
