@@ -66,7 +66,7 @@ FA_DEVICE void store_sums_of_warps(float* out, float* scratch,
 }
 
 template <class X, class R, int kSize, bool kWalks>
-__global__ void __launch_bounds__(Team<kSize>::kThreads)
+__global__ void __launch_bounds__(Team<kSize>::kThreads, 2)
     layer_norm_backward(FA_GRID_CONSTANT const LayerNormBackwardParams<X, R> p) {
   using Own = Pieces<X, kSize, kWalks>;
   constexpr int kPieces = Own::kPieces, kColumns = Own::kColumns, kStride = Own::kStride;
@@ -78,6 +78,7 @@ __global__ void __launch_bounds__(Team<kSize>::kThreads)
   for (int64_t row = team.first_row(); row < p.rows; row += team.row_step()) {
     float xhat[kPieces][kColumns], grad[kPieces][kColumns];
     float average = 0.0f, projection = 0.0f;
+    FA_UNROLL_N(1)
     for (int chunk = 0; chunk < end; chunk += Own::kChunk) {
       const int first = chunk + lane_first;
       load_normal_and_gradient<kStride>(xhat, grad, p, row, first);
@@ -105,6 +106,7 @@ __global__ void __launch_bounds__(Team<kSize>::kThreads)
     projection = team.sum(projection) * share;
 
     const float rstd = p.rstd[row];
+    FA_UNROLL_N(1)
     for (int chunk = 0; chunk < end; chunk += Own::kChunk) {
       const int first = chunk + lane_first;
       if (kWalks) load_normal_and_gradient<kStride>(xhat, grad, p, row, first);

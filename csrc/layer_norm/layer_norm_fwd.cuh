@@ -43,6 +43,7 @@ __global__ void __launch_bounds__(Team<kSize>::kThreads)
   for (int64_t row = team.first_row(); row < p.rows; row += team.row_step()) {
     float s[kPieces][kColumns];
     float sum = 0.0f;
+    FA_UNROLL_N(1)
     for (int chunk = 0; chunk < end; chunk += Own::kChunk) {
       const int first = chunk + lane_first;
       load_residual_sum<kStride>(s, p, row, first);
@@ -56,6 +57,7 @@ __global__ void __launch_bounds__(Team<kSize>::kThreads)
     const float mean = team.sum(sum) * share;
 
     float squares = 0.0f;
+    FA_UNROLL_N(1)
     for (int chunk = 0; chunk < end; chunk += Own::kChunk) {
       const int first = chunk + lane_first;
       if (kWalks) load_residual_sum<kStride>(s, p, row, first);
@@ -70,6 +72,7 @@ __global__ void __launch_bounds__(Team<kSize>::kThreads)
     }
     const float rstd = rsqrtf(team.sum(squares) * share + p.eps);
 
+    FA_UNROLL_N(1)
     for (int chunk = 0; chunk < end; chunk += Own::kChunk) {
       const int first = chunk + lane_first;
       if (kWalks) load_residual_sum<kStride>(s, p, row, first);

@@ -26,6 +26,7 @@ __global__ void __launch_bounds__(Team<kSize>::kThreads)
       load_pieces<kStride>(out, p.out + row * p.out_row, first, p.columns, p.columns);
     };
     float sum = 0.0f;
+    FA_UNROLL_N(1)
     for (int chunk = 0; chunk < end; chunk += Own::kChunk) {
       load(chunk + lane_first);
       FA_UNROLL
@@ -35,6 +36,7 @@ __global__ void __launch_bounds__(Team<kSize>::kThreads)
       }
     }
     sum = team.sum(sum);
+    FA_UNROLL_N(1)
     for (int chunk = 0; chunk < end; chunk += Own::kChunk) {
       const int first = chunk + lane_first;
       if (kWalks) load(first);

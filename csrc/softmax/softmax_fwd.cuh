@@ -20,7 +20,7 @@ template <class T>
 class MaskRow {
  public:
   FA_DEVICE MaskRow(const SoftmaxForwardParams<T>& p, unsigned position, unsigned head)
-      : kind_(p.mask_kind), type_(p.mask_type), column_(p.mask_column) {
+      : kind_(p.mask_kind), type_(p.mask_type), spreads_(p.mask_spreads) {
     if (kind_ == kNoMask) return;
     const unsigned heads = p.heads;
     start_ = head / heads * p.mask_batch + head % heads * p.mask_head + position * p.mask_row;
@@ -30,45 +30,35 @@ class MaskRow {
   // Scores of columns `column` and on as the mask changes them; columns from `end` on are not read.
   template <int N>
   FA_DEVICE void apply(float (&score)[N], int column, int end) const {
-    if (kind_ == kNoMask) return;
-    const int left = end - column;
     if (kind_ == kBoolMask) {
       uint8_t keep[N];
-      load_bytes(keep, static_cast<const uint8_t*>(mask_) + start_ + column * column_, left);
+      load_bytes(keep, static_cast<const uint8_t*>(mask_) + start_, column, end);
       FA_UNROLL
       for (int i = 0; i < N; ++i) score[i] = keep[i] ? score[i] : -infinity();
-      return;
-    }
-    float added[N];
-    if (column_ == 1) {
-      load_any(added, mask_, type_, start_ + column, left);
+    } else if (kind_ == kAddedMask) {
+      float added[N];
+      load_any(added, mask_, type_, start_ + (spreads_ ? 0 : column), spreads_ ? 1 : end - column);
       FA_UNROLL
-      for (int i = 0; i < N; ++i) score[i] += added[i];
-    } else {
-      FA_UNROLL
-      for (int i = 0; i < N; ++i) {
-        float one[1];
-        load_any(one, mask_, type_, start_ + (column + i) * column_, left - i);
-        score[i] += one[0];
-      }
+      for (int i = 0; i < N; ++i) score[i] += spreads_ ? added[0] : added[i];
     }
   }
 
  private:
   template <int N>
-  FA_DEVICE void load_bytes(uint8_t (&out)[N], const uint8_t* p, int left) const {
+  FA_DEVICE void load_bytes(uint8_t (&out)[N], const uint8_t* row, int column, int end) const {
     using Access = typename Word<N>::type;
-    if (column_ == 1 && left >= N && is_aligned<N>(p)) {
+    const uint8_t* p = row + (spreads_ ? 0 : column);
+    if (!spreads_ && column + N <= end && is_aligned<N>(p)) {
       const Access word = load_global<Access>(p);
       memcpy(out, &word, N);
     } else {
       FA_UNROLL
-      for (int i = 0; i < N; ++i) out[i] = i < left ? p[i * column_] : 0;
+      for (int i = 0; i < N; ++i) out[i] = column + i < end ? p[spreads_ ? 0 : i] : 0;
     }
   }
 
-  int kind_, type_;
-  int64_t column_, start_ = 0;
+  int kind_, type_, spreads_;
+  int64_t start_ = 0;
   const void* mask_ = nullptr;
 };
 
@@ -128,6 +118,7 @@ __global__ void __launch_bounds__(Team<kSize>::kThreads)
     float maximum, total = 0.0f;
     if (kWalks) {
       float highest = -infinity();
+      FA_UNROLL_N(1)
       for (int chunk = 0; chunk < end; chunk += Own::kChunk) {
         load_scores(chunk + lane_first);
         const float higher = fmaxf(highest, highest_score()), base = finite_maximum(higher);
@@ -143,6 +134,7 @@ __global__ void __launch_bounds__(Team<kSize>::kThreads)
     }
     total = team.sum(total);
     const float inverse = total == 0.0f ? 1.0f : 1.0f / total;
+    FA_UNROLL_N(1)
     for (int chunk = 0; chunk < end; chunk += Own::kChunk) {
       const int first = chunk + lane_first;
       if (kWalks) {

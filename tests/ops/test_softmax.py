@@ -9,7 +9,7 @@ from torch.autograd import gradcheck, gradgradcheck
 
 import fastattn
 from fastattn import use_backend
-from fastattn.testing import Inputs, backends, check_all, peers, with_layout
+from fastattn.testing import Inputs, backends, check, check_all, peers, with_layout
 from fastattn.testing.pairwise import pairwise, sampled
 from tests.harness import DTYPES, GRAD_LAYOUTS, judge, make_grad, named, run_on
 
@@ -45,6 +45,21 @@ def test_matrix(case, backend):
 @pytest.mark.parametrize("case", named(sampled(FACTORS, 1500), DEFAULTS))
 def test_more_of_the_matrix(case, backend):
     run_case(case, backend)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("layout", ["transposed", "strided", "expanded", "one-column"])
+@pytest.mark.parametrize("is_bool", [True, False])
+def test_masks_in_any_memory(backend, layout, is_bool):
+    inputs = Inputs()
+    x, mask = inputs.normal(3, 2, 5, 9), inputs.normal(2, 5, 9)
+    mask = mask[..., :1] if layout == "one-column" else with_layout(mask, layout)
+    if layout == "expanded":
+        mask = mask[..., :1].expand(3, 2, 5, 9)
+    if is_bool:
+        mask = mask > 0
+    right = peers.softmax(x.double(), mask if is_bool else mask.double(), False, 1.0)
+    check("out", run_on(backend, fastattn.softmax, x, mask=mask), right)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

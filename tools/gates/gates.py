@@ -79,7 +79,7 @@ def _all() -> list[Gate]:
         gates += _attention(60, type_name, 64, "bias", blocks=2, share=0.7)
         gates += _attention(60, type_name, 64, "dropout", blocks=2, share=(0.65, 0.55))
         gates += _attention(60, type_name, 128, "causal", blocks=(1, 2))
-    return gates + _rows(60)
+    return gates + _rows(60) + _rows(75)
 
 
 GATES = _all()

@@ -17,9 +17,9 @@ _FORWARD_PARAMS = _cuda.Params(
     "softmax/softmax_params.cuh",
     "fa::SoftmaxForwardParams<float>",
     **dict.fromkeys(("x", "mask", "out"), POINTER),
-    **dict.fromkeys(("x_row", "mask_batch", "mask_head", "mask_row", "mask_column"), INT64),
+    **dict.fromkeys(("x_row", "mask_batch", "mask_head", "mask_row"), INT64),
     **dict.fromkeys(("rows", "columns", "heads", "length"), INT32),
-    **dict.fromkeys(("mask_kind", "mask_type", "is_causal"), INT32),
+    **dict.fromkeys(("mask_kind", "mask_type", "mask_spreads", "is_causal"), INT32),
     scale=FLOAT,
 )
 _BACKWARD_PARAMS = _cuda.Params(
@@ -69,10 +69,10 @@ def fwd(x: Tensor, mask: Tensor | None, is_causal: bool, scale: float) -> Tensor
     _, heads, length, _ = (1, 1, 1, *x.shape)[-4:]
     kind = _NO_MASK if mask is None else _BOOL_MASK if _is_bool(mask) else _ADDED_MASK
     spread = None if mask is None else _spread(mask, x)
+    *strides, mask_column = (0,) * 4 if spread is None else spread.stride()
     params = _FORWARD_PARAMS.pack(
-        flat, spread, out, flat.stride(0), *((0,) * 4 if spread is None else spread.stride()),
-        rows, columns, heads, length, kind,
-        by_rows.type_of(spread) if kind == _ADDED_MASK else 0, is_causal, scale,
+        flat, spread, out, flat.stride(0), *strides, rows, columns, heads, length, kind,
+        by_rows.type_of(spread) if kind == _ADDED_MASK else 0, mask_column != 1, is_causal, scale,
     )  # fmt: skip
     kernel = _kernel("forward", by_rows.TYPES[x.dtype], columns)
     blocks = by_rows.blocks(rows, by_rows.team(columns)[0])
@@ -100,6 +100,13 @@ def _is_bool(mask: Tensor | None) -> bool:
 
 
 def _spread(mask: Tensor, x: Tensor) -> Tensor:
-    """The mask over all of x as four dimensions, the leading ones one; seldom a copy."""
+    """The mask over all of x as four dimensions, the leading ones one; seldom a copy.
+
+    Its columns are side by side, or one for all.
+    """
+    if mask.dim() and mask.shape[-1] > 1 and mask.stride(-1) > 1:
+        for dim, stride in enumerate(mask.stride()):
+            mask = mask if stride else mask.narrow(dim, 0, 1)
+        mask = mask.contiguous()
     full = mask.expand(x.shape)
     return full[(None,) * (4 - x.dim())] if x.dim() <= 4 else full.reshape(-1, *x.shape[-3:])
