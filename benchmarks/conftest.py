@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -27,7 +27,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--long",
         action="store_true",
-        help="also the cases marked slow, every kind of buffers, compiled peers and huge pages",
+        help="also the cases marked slow, fresh buffers, compiled peers and huge pages",
     )
     group.addoption("--seconds", type=float, help="a case is timed so long (by default, its own)")
     group.addoption(
@@ -39,6 +39,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line(
+        "markers", "reused_buffers: malloc keeps all that is freed, from here on; so these run last"
+    )
     config.stash[ROWS] = []
     config.stash[QUIETNESS] = machine.Quietness()
 
@@ -48,8 +51,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         item.extra_keyword_matches.add("cpu")
     if not config.getoption("--long"):
-        kept = [item for item in items if item.get_closest_marker("slow") is None]
-        items[:] = kept
+        items[:] = [item for item in items if item.get_closest_marker("slow") is None]
+    items.sort(key=lambda item: item.get_closest_marker("reused_buffers") is not None)
 
 
 @dataclass
@@ -70,7 +73,6 @@ class Race:
         limit: limits.Limit,
         check: Callable[[], None] | None = None,
         seconds: float = 3.0,
-        buffers: Sequence[str] = ("usual",),
         **extra: object,
     ) -> None:
         """
@@ -81,33 +83,36 @@ class Race:
             limit: one thread's time by what bounds ours.
             check: raises where the two disagree; None where the caller has checked that.
             seconds: of measuring.
-            buffers: what malloc does, as harness.compare takes it; ``reach`` is for the first.
+
+        malloc does the usual, or keeps all that is freed where the test is marked reused_buffers.
         """
         if check is not None:
             check()
         option = self.request.config.getoption
         seconds = option("--seconds") or seconds
-        plain = peer(lambda f: f)
-        variants = [(malloc, peer_name, plain) for malloc in buffers]
+        reuses = self.request.node.get_closest_marker("reused_buffers") is not None
+        malloc = "reused" if reuses else "usual"
+        variants = [(malloc, peer_name, peer(lambda f: f))]
         if option("--long"):
-            others = ("usual", "reused", "fresh")
-            variants += [(malloc, peer_name, plain) for malloc in others if malloc not in buffers]
             torch._dynamo.reset()
-            variants.append((buffers[0], f"{peer_name}, compiled", peer(torch.compile)))
-        for malloc, against, run in variants:
-            found = compare(ours, run, seconds=seconds, buffers=malloc)
+            variants += [
+                ("fresh", peer_name, variants[0][2]),
+                (malloc, f"{peer_name}, compiled", peer(torch.compile)),
+            ]
+        for buffers, against, run in variants:
+            found = compare(ours, run, seconds=seconds, buffers=buffers)
             self._keep(
                 {
                     "name": name,
                     "peer": against,
-                    "buffers": malloc,
+                    "buffers": buffers,
                     "ours_ms": found.ours.cpu_seconds * 1e3,
                     "peer_ms": found.peer.cpu_seconds * 1e3,
                     "ratio": found.cpu_ratio,
                     "ours_wall_ms": found.ours.wall_seconds * 1e3,
                     "peer_wall_ms": found.peer.wall_seconds * 1e3,
                     "wall_ratio": found.wall_ratio,
-                    "reach": reach if malloc == buffers[0] else None,
+                    "reach": reach,
                     "rounds": found.ours.rounds,
                     "ours_page_faults": found.ours.page_faults,
                     "peer_page_faults": found.peer.page_faults,

@@ -64,7 +64,10 @@ class Comparison:
 
 
 def set_malloc(buffers: str) -> None:
-    """What glibc does with freed blocks: "usual", "reused" or "fresh" (see above)."""
+    """What glibc does with freed blocks: "usual", "reused" or "fresh" (see above).
+
+    What "reused" has kept serves later calls too, so "usual" is measured before it in a process.
+    """
     if platform.libc_ver()[0] != "glibc":
         return
     libc = ctypes.CDLL(None)

@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 import torch
 
-from benchmarks.harness import set_malloc, threads
+from benchmarks.harness import threads
 
 Limit = dict[str, float]
 MATMULS = ((512, 40), (1024, 12), (2048, 3))  # size, rounds
@@ -52,7 +52,6 @@ def _matmul_flops(size: int, dtype: torch.dtype, rounds: int) -> float:
 @functools.cache
 def copy_bandwidth(working_set: int) -> float:
     """torch's copy between two halves of ``working_set`` bytes: bytes read and written a second."""
-    set_malloc("reused")
     a, b = (torch.zeros(working_set // 8) for _ in range(2))
     repeats = max(1, 2**26 // working_set)
     return repeats * 2 * a.nbytes / _best(lambda: [b.copy_(a) for _ in range(repeats)])
@@ -61,7 +60,6 @@ def copy_bandwidth(working_set: int) -> float:
 @functools.cache
 def read_bandwidth(working_set: int) -> float:
     """torch's sum of ``working_set`` bytes: bytes read a second."""
-    set_malloc("reused")
     a = torch.zeros(working_set // 4)
     repeats = max(1, 2**26 // working_set)
     return repeats * a.nbytes / _best(lambda: [a.sum() for _ in range(repeats)])

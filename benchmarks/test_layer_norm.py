@@ -14,6 +14,7 @@ ROWS, COLUMNS = 4096, 512
 CASES = [("inference", 0.0, 1.6), ("training", 0.0, 1.2), ("training", 0.1, 2.5)]
 
 
+@pytest.mark.reused_buffers
 @pytest.mark.parametrize(("mode", "dropout_p", "reach"), CASES)
 def test_add_layer_norm(race, mode, dropout_p, reach):
     trains = mode == "training"
@@ -41,7 +42,6 @@ def test_add_layer_norm(race, mode, dropout_p, reach):
         peer,
         peer_name="torch dropout, add, layer_norm" if dropout_p else "torch add, layer_norm",
         reach=reach,
-        buffers=("reused", "usual"),
         check=lambda: assert_all_agree(names, run(add_layer_norm, 0.0), run(torchs, 0.0)),
         limit=_limit(x.nbytes, trains, dropout_p),
     )
