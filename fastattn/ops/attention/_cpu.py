@@ -6,7 +6,12 @@ import torch
 from torch import Tensor
 
 from fastattn import _native
-from fastattn.ops.attention.reference import AttentionConfig, empty_like_heads, empty_output
+from fastattn.ops.attention.reference import (
+    AttentionConfig,
+    empty_gradients,
+    empty_output,
+    sum_to_mask,
+)
 
 _DTYPES = frozenset((torch.float32, torch.float64, torch.float16, torch.bfloat16))
 
@@ -84,10 +89,7 @@ def bwd(
 
     The gradient of attn_mask takes a temporary [B, Hq, Lq, Lk] of the statistics' dtype.
     """
-    grads = [
-        empty_like_heads(x) if need else None
-        for x, need in zip((query, key, value), needs, strict=False)
-    ]
+    grads = empty_gradients((query, key, value), needs)
     grad_scores = None
     if needs[3] and attn_mask is not None:
         grad_scores = lse.new_zeros(*query.shape[:3], key.shape[2])
@@ -113,5 +115,5 @@ def bwd(
     )
     grad_mask = None
     if grad_scores is not None and attn_mask is not None:
-        grad_mask = grad_scores.sum_to_size(attn_mask.shape).to(attn_mask.dtype)
+        grad_mask = sum_to_mask(grad_scores, attn_mask)
     return *grads, grad_mask

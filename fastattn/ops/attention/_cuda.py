@@ -11,7 +11,12 @@ from torch import Tensor
 
 from fastattn import _cuda
 from fastattn._cuda import DROPOUT, Kernel, Params, dropout_fields
-from fastattn.ops.attention.reference import AttentionConfig, empty_like_heads, empty_output
+from fastattn.ops.attention.reference import (
+    AttentionConfig,
+    empty_gradients,
+    empty_output,
+    sum_to_mask,
+)
 
 _TYPES = {torch.float32: "float", torch.float16: "__half", torch.bfloat16: "__nv_bfloat16"}
 _TILE, _THREADS, _PIECE = 64, 128, 8 << 10  # of csrc/attention/attention_tile.cuh
@@ -143,10 +148,7 @@ def bwd(
         output=output, lse=lse.contiguous(), lse_low=lse_low.contiguous(), grad_output=grad_output,
         grad_weights=grad_weights, grad_lse=None if grad_lse is None else grad_lse.contiguous(),
     )  # fmt: skip
-    grads = [
-        empty_like_heads(x) if need else None
-        for x, need in zip((query, key, value), needs, strict=False)
-    ]
+    grads = empty_gradients((query, key, value), needs)
     grad_scores = None
     if needs[3] and attn_mask is not None:
         grad_scores = lse.new_zeros(*query.shape[:3], key.shape[2])
@@ -154,7 +156,7 @@ def bwd(
     call.backward()
     grad_mask = None
     if grad_scores is not None and attn_mask is not None:
-        grad_mask = grad_scores.sum_to_size(attn_mask.shape).to(attn_mask.dtype)
+        grad_mask = sum_to_mask(grad_scores, attn_mask)
     return grads[0], grads[1], grads[2], grad_mask
 
 

@@ -7,7 +7,12 @@ from torch import Tensor
 
 from fastattn.ops.attention import _triton_launch
 from fastattn.ops.attention._triton_launch import Problem, dense, why_not_heads
-from fastattn.ops.attention.reference import AttentionConfig, empty_like_heads, empty_output
+from fastattn.ops.attention.reference import (
+    AttentionConfig,
+    empty_gradients,
+    empty_output,
+    sum_to_mask,
+)
 
 
 def why_not(
@@ -73,10 +78,7 @@ def bwd(
         weight_sums = (weights * grad_weights).sum(-1)
         grad_weights = dense(grad_weights)
     grad_output = torch.zeros_like(output) if grad_output is None else dense(grad_output)
-    grads = [
-        empty_like_heads(x) if need else None
-        for x, need in zip((query, key, value), needs, strict=False)
-    ]
+    grads = empty_gradients((query, key, value), needs)
     wants_scores = needs[3] and attn_mask is not None
     grad_scores = lse.new_zeros(shape) if wants_scores else None
     delta = torch.empty_like(lse)
@@ -88,7 +90,7 @@ def bwd(
     )
     grad_mask = None
     if grad_scores is not None:
-        grad_mask = grad_scores.sum_to_size(attn_mask.shape).to(attn_mask.dtype)
+        grad_mask = sum_to_mask(grad_scores, attn_mask)
     return *grads, grad_mask
 
 

@@ -8,6 +8,7 @@ lengths, Dk and Dv head dimensions.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -109,7 +110,7 @@ def bwd(
     if needs[2]:
         grad_v = _as_layout(_sum_groups(weights.transpose(-1, -2) @ grad_out, value), value)
     if needs[3] and attn_mask is not None:
-        grad_mask = grad_scores.sum_to_size(attn_mask.shape).to(attn_mask.dtype)
+        grad_mask = sum_to_mask(grad_scores, attn_mask)
     return grad_q, grad_k, grad_v, grad_mask
 
 
@@ -129,6 +130,16 @@ def empty_like_heads(x: Tensor, head_dim: int | None = None) -> Tensor:
     """Uninitialised [B, H, L, D] whose memory order is [B, L, H, D], so merging heads is free."""
     batch, heads, length, last = x.shape
     return x.new_empty(batch, length, heads, head_dim or last).transpose(1, 2)
+
+
+def empty_gradients(tensors: Sequence[Tensor], needs: Sequence[bool]) -> list[Tensor | None]:
+    """Of query, key and value, each to be written whole; None where not needed."""
+    return [empty_like_heads(x) if need else None for x, need in zip(tensors, needs, strict=False)]
+
+
+def sum_to_mask(grad_scores: Tensor, attn_mask: Tensor) -> Tensor:
+    """The gradient of attn_mask out of that of the scores [B, Hq, Lq, Lk]."""
+    return grad_scores.sum_to_size(attn_mask.shape).to(attn_mask.dtype)
 
 
 def empty_output(query: Tensor, value: Tensor) -> Tensor:
